@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orc_client::Client;
-use orrery_orc_store::measure::{areas, measure};
+use orrery_orc_store::measure::{mappings, measure};
 use tempfile::TempDir;
 
 use crate::contender::Skipped;
@@ -112,7 +112,7 @@ impl Store {
     /// Returns the bytes of memory of its objects.
     pub fn bytes(&self) -> Result<u64> {
         let measured = measure(&Client::connect_to(self.directory.path())?.report()?)?;
-        Ok(measured.realms.values().map(|saving| saving.stored).sum())
+        Ok(measured.trust_domains.values().map(|saving| saving.stored).sum())
     }
 }
 
@@ -176,7 +176,7 @@ impl Drop for Ksm {
 
 /// Returns every file whose code a running program maps, except for the loader, whose path is part of the program.
 pub fn files_of(pid: i32) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = areas(pid)?
+    let mut files: Vec<PathBuf> = mappings(pid)?
         .into_iter()
         .filter(|area| {
             area.access == "r-xp" && area.name.starts_with('/') && !area.name.contains("/ld-linux")
@@ -278,8 +278,8 @@ pub fn processor_time(pid: i32) -> Result<f64> {
 
 /// Returns the bytes of relocated read-only data that are private to a process.
 pub fn relocated(pid: i32) -> Result<u64> {
-    let read_only = |area: &orrery_orc_store::measure::Area| {
+    let read_only = |area: &orrery_orc_store::measure::MappingUsage| {
         area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())
     };
-    Ok(areas(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())
+    Ok(mappings(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())
 }

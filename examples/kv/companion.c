@@ -12,7 +12,7 @@
 /* A call under way. Calls end in the order in which they were made. */
 struct running {
     struct running *next;
-    struct orbit_future *future;
+    struct orrery_orbit_future *future;
     struct handler handler;
 };
 
@@ -21,15 +21,15 @@ struct running {
 
 static bool create(struct companion *companion) {
     companion->orbit =
-        orbit_create_with(companion->name, companion->entry, companion->init, &companion->options);
+        orrery_orbit_create_with(companion->name, companion->entry, companion->init, &companion->options);
     companion->created_us = clock_microseconds();
     return companion->orbit != NULL;
 }
 
-struct orbit_options companion_short_task(void) {
-    struct orbit_options options = ORBIT_OPTIONS_INIT;
-    options.restart = ORBIT_RESTART_ON_CRASH;
-    options.when_full = ORBIT_FULL_FAIL;
+struct orrery_orbit_options companion_short_task(void) {
+    struct orrery_orbit_options options = ORRERY_ORBIT_OPTIONS_INIT;
+    options.restart = ORRERY_ORBIT_RESTART_ON_CRASH;
+    options.when_full = ORRERY_ORBIT_FULL_FAIL;
     options.time_limit_ms = (unsigned)settings.task_limit;
     options.memory = (size_t)settings.orbit_memory;
     options.cpu_percent = 50;
@@ -37,17 +37,17 @@ struct orbit_options companion_short_task(void) {
     return options;
 }
 
-void companion_create(struct companion *companion, orbit_entry entry, void *(*init)(void),
-                      const struct orbit_options *options) {
+void companion_create(struct companion *companion, orrery_orbit_entry entry, void *(*init)(void),
+                      const struct orrery_orbit_options *options) {
     companion->entry = entry;
     companion->init = init;
     companion->options = *options;
     if (!create(companion))
-        errx(1, "cannot make the orbit %s: %s", companion->name, orbit_error());
+        errx(1, "cannot make the orbit %s: %s", companion->name, orrery_last_error());
 }
 
 static void remember_trouble(struct companion *companion) {
-    const char *text = orbit_error();
+    const char *text = orrery_last_error();
     snprintf(companion->last_trouble, sizeof companion->last_trouble, "%s", text ? text : strerror(errno));
     for (char *byte = companion->last_trouble; *byte; byte++) {
         if (*byte == '\n' || *byte == '\r')
@@ -65,7 +65,7 @@ static bool replace(struct companion *companion) {
 }
 
 long companion_restarts(const struct companion *companion) {
-    long restarts = companion->orbit ? orbit_restarts(companion->orbit) : 0;
+    long restarts = companion->orbit ? orrery_orbit_restarts(companion->orbit) : 0;
     return companion->past_restarts + (restarts > 0 ? restarts : 0);
 }
 
@@ -74,15 +74,17 @@ bool companion_call(struct companion *companion, const struct sight *sight, cons
     struct running *running = malloc(sizeof *running);
     if (!running)
         err(1, "a call");
-    struct orbit_area *areas[MEMORY_KINDS];
+    struct orrery_area *areas[MEMORY_KINDS];
     for (size_t i = 0; i < sight->count; i++)
         areas[i] = memory_area(sight->memory[i]);
     int64_t begin = clock_microseconds();
     running->future = NULL;
     if (companion->orbit || create(companion))
-        running->future = orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
+        running->future =
+            orrery_orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
     if (!running->future && errno == EINVAL && replace(companion))
-        running->future = orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
+        running->future =
+            orrery_orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
     uint64_t took = (uint64_t)(clock_microseconds() - begin);
     if (took > companion->longest_us)
         companion->longest_us = took;
@@ -106,20 +108,20 @@ bool companion_call(struct companion *companion, const struct sight *sight, cons
 
 /* What the task pushed. The updates are data only: what becomes of them is decided here, in main. */
 static void receive(struct companion *companion, struct running *running) {
-    orbit_update update;
+    orrery_orbit_update update;
     long got;
-    while ((got = pull_orbit(running->future, &update)) == 1 || (got < 0 && errno == EBADMSG)) {
+    while ((got = orrery_orbit_pull(running->future, &update)) == 1 || (got < 0 && errno == EBADMSG)) {
         if (got < 0) {
             companion->refused++;
             continue;
         }
-        const struct orbit_record *record = orbit_update_first(&update);
-        for (; record; record = orbit_update_next(&update, record)) {
-            bool good = record->type == ORBIT_RECORD_DATA && running->handler.data &&
+        const struct orrery_orbit_record *record = orrery_orbit_update_first(&update);
+        for (; record; record = orrery_orbit_update_next(&update, record)) {
+            bool good = record->type == ORRERY_ORBIT_RECORD_DATA && running->handler.data &&
                         running->handler.data(record->data, record->size, running->handler.context);
             companion->refused += !good;
         }
-        orbit_update_free(&update);
+        orrery_orbit_update_destroy(&update);
     }
 }
 
@@ -127,7 +129,7 @@ void companion_glance(struct companion *companion) {
     while (companion->first) {
         struct running *running = companion->first;
         long value = -1;
-        int waited = orbit_future_wait(running->future, 0, &value);
+        int waited = orrery_orbit_future_wait(running->future, 0, &value);
         if (waited < 0 && errno == ETIMEDOUT)
             return;
         const char *trouble = NULL;
@@ -137,7 +139,7 @@ void companion_glance(struct companion *companion) {
             trouble = companion->last_trouble;
         }
         receive(companion, running);
-        orbit_future_free(running->future);
+        orrery_orbit_future_destroy(running->future);
         companion->first = running->next;
         if (!companion->first)
             companion->last = NULL;
@@ -149,6 +151,6 @@ void companion_glance(struct companion *companion) {
 
 void companion_destroy(struct companion *companion) {
     if (companion->orbit)
-        orbit_destroy(companion->orbit);
+        orrery_orbit_destroy(companion->orbit);
     companion->orbit = NULL;
 }

@@ -9,10 +9,10 @@ struct running;
 
 struct companion {
     const char *name;
-    struct orbit *orbit;
-    orbit_entry entry;
+    struct orrery_orbit *orbit;
+    orrery_orbit_entry entry;
     void *(*init)(void);
-    struct orbit_options options;
+    struct orrery_orbit_options options;
     int64_t created_us;
     long past_restarts; /* of orbits before this one, and their replacement */
     struct running *first;
@@ -37,11 +37,11 @@ struct handler {
 };
 
 /* What suits a task of milliseconds: bounded by the settings, half a processor, after everybody else. */
-struct orbit_options companion_short_task(void);
+struct orrery_orbit_options companion_short_task(void);
 
 /* Ends the program where the orbit cannot be made. */
-void companion_create(struct companion *companion, orbit_entry entry, void *(*init)(void),
-                      const struct orbit_options *options);
+void companion_create(struct companion *companion, orrery_orbit_entry entry, void *(*init)(void),
+                      const struct orrery_orbit_options *options);
 
 /* Which memory a task looks at. */
 struct sight {

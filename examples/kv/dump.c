@@ -45,9 +45,9 @@ static long write_dump(void *argument, void *store) {
 static void create(void) {
     if (settings.dump_by_fork)
         return;
-    struct orbit_options options = ORBIT_OPTIONS_INIT;
-    options.restart = ORBIT_RESTART_ON_CRASH;
-    options.when_full = ORBIT_FULL_FAIL;
+    struct orrery_orbit_options options = ORRERY_ORBIT_OPTIONS_INIT;
+    options.restart = ORRERY_ORBIT_RESTART_ON_CRASH;
+    options.when_full = ORRERY_ORBIT_FULL_FAIL;
     options.time_limit_ms = (unsigned)settings.dump_limit;
     options.memory = (size_t)settings.orbit_memory;
     options.nice = NICER;

@@ -25,15 +25,15 @@ struct passed {
 /* ---- in the orbit ---- */
 
 struct batch {
-    orbit_update *update;
+    orrery_orbit_update *update;
     size_t count;
     struct passed list[BATCH];
 };
 
 static void push(struct batch *batch) {
     if (batch->count > 0 &&
-        orbit_update_add_data(batch->update, batch->list, batch->count * sizeof *batch->list) == 0)
-        orbit_push(batch->update);
+        orrery_orbit_update_add_data(batch->update, batch->list, batch->count * sizeof *batch->list) == 0)
+        orrery_orbit_push(batch->update);
     batch->count = 0;
 }
 
@@ -42,7 +42,7 @@ static long look(void *argument, void *store) {
     (void)store;
     const struct question *question = argument;
     const struct deadlines *deadlines = question->deadlines;
-    struct batch batch = {.update = orbit_update_create()};
+    struct batch batch = {.update = orrery_orbit_update_create()};
     long found = 0;
     for (size_t i = deadlines->count; i-- > 0 && found < MOST;) {
         if (i == deadlines->count / 2)
@@ -58,7 +58,7 @@ static long look(void *argument, void *store) {
     if (deadlines->count == 0)
         trouble_make(question->trouble);
     push(&batch);
-    orbit_update_free(batch.update);
+    orrery_orbit_update_destroy(batch.update);
     return found;
 }
 
@@ -80,7 +80,7 @@ static void done(long value, const char *trouble, uint64_t context) {
 }
 
 static void create(void) {
-    struct orbit_options options = companion_short_task();
+    struct orrery_orbit_options options = companion_short_task();
     companion_create(&expiry.companion, look, NULL, &options);
 }
 

@@ -66,11 +66,11 @@ static void orbits(struct buffer *text) {
         const struct companion *it = &auxiliary->companion;
         if (!it->entry)
             continue;
-        bool up = it->orbit && orbit_alive(it->orbit) == 1;
+        bool up = it->orbit && orrery_orbit_alive(it->orbit) == 1;
         line(text,
              "orbit_%s:state=%s,pid=%d,under_way=%u,calls=%" PRIu64 ",failures=%" PRIu64 ",not_made=%" PRIu64
              ",refused=%" PRIu64 ",restarts=%ld,longest_us=%" PRIu64 ",last_trouble=%s",
-             it->name, up ? "up" : "down", up ? orbit_pid(it->orbit) : 0, it->under_way, it->calls,
+             it->name, up ? "up" : "down", up ? orrery_orbit_pid(it->orbit) : 0, it->under_way, it->calls,
              it->failures, it->not_made, it->refused, companion_restarts(it), it->longest_us,
              it->last_trouble);
     }

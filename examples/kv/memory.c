@@ -7,28 +7,28 @@
  * fragmentation. */
 #define RESERVE ((size_t)64 << 20)
 
-static struct orbit_area *areas[MEMORY_KINDS];
+static struct orrery_area *areas[MEMORY_KINDS];
 static size_t in_use[MEMORY_KINDS];
 static size_t most;
 
 void memory_init(size_t capacity) {
-    struct orbit_area_options options = ORBIT_AREA_OPTIONS_INIT;
+    struct orrery_area_options options = ORRERY_AREA_OPTIONS_INIT;
     options.capacity = capacity;
     most = capacity;
     for (int i = 0; i < MEMORY_KINDS; i++) {
-        areas[i] = orbit_area_create_with(64 << 10, &options);
+        areas[i] = orrery_area_create_with(64 << 10, &options);
         if (!areas[i])
             errx(1, "cannot make an area of %zu bytes: %s; try a smaller --capacity", capacity,
-                 orbit_error());
+                 orrery_last_error());
     }
 }
 
 static void exhausted(enum memory where, size_t size) {
-    errx(1, "no %zu bytes of memory beside the %zu in use: %s", size, in_use[where], orbit_error());
+    errx(1, "no %zu bytes of memory beside the %zu in use: %s", size, in_use[where], orrery_last_error());
 }
 
 void *memory_take(enum memory where, size_t size) {
-    void *memory = orbit_alloc(areas[where], size);
+    void *memory = orrery_area_alloc(areas[where], size);
     if (!memory)
         exhausted(where, size);
     in_use[where] += size;
@@ -36,7 +36,7 @@ void *memory_take(enum memory where, size_t size) {
 }
 
 void *memory_resize(enum memory where, void *memory, size_t old_size, size_t size) {
-    memory = orbit_realloc(areas[where], memory, size);
+    memory = orrery_area_realloc(areas[where], memory, size);
     if (!memory)
         exhausted(where, size);
     in_use[where] += size - old_size;
@@ -46,8 +46,8 @@ void *memory_resize(enum memory where, void *memory, size_t old_size, size_t siz
 void memory_give(enum memory where, void *memory, size_t size) {
     if (!memory)
         return;
-    if (orbit_free(areas[where], memory) < 0)
-        errx(1, "memory is given back that was never taken: %s", orbit_error());
+    if (orrery_area_free(areas[where], memory) < 0)
+        errx(1, "memory is given back that was never taken: %s", orrery_last_error());
     in_use[where] -= size;
 }
 
@@ -68,6 +68,6 @@ size_t memory_in_use_everywhere(void) {
     return sum;
 }
 
-struct orbit_area *memory_area(enum memory where) {
+struct orrery_area *memory_area(enum memory where) {
     return areas[where];
 }

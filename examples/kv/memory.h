@@ -31,6 +31,6 @@ int memory_has_room(size_t size);
 size_t memory_in_use(enum memory where);
 size_t memory_in_use_everywhere(void);
 
-struct orbit_area *memory_area(enum memory where);
+struct orrery_area *memory_area(enum memory where);
 
 #endif

@@ -36,7 +36,7 @@ void orbits_tick(void) {
     for (size_t i = 0; i < COUNT; i++) {
         /* Asking after one that died restarts it when that is due. */
         if (all[i]->companion.orbit)
-            orbit_alive(all[i]->companion.orbit);
+            orrery_orbit_alive(all[i]->companion.orbit);
         if (all[i]->tick)
             all[i]->tick();
     }

@@ -59,11 +59,11 @@ static void cut(struct log *log, int64_t length) {
 }
 
 static void tell(const struct log *log, int64_t count) {
-    orbit_update *update = orbit_update_create();
+    orrery_orbit_update *update = orrery_orbit_update_create();
     for (struct kept *kept = log->newest; kept && count > 0; kept = kept->next, count--)
-        orbit_update_add_data(update, &kept->slow, sizeof kept->slow);
-    orbit_push(update);
-    orbit_update_free(update);
+        orrery_orbit_update_add_data(update, &kept->slow, sizeof kept->slow);
+    orrery_orbit_push(update);
+    orrery_orbit_update_destroy(update);
 }
 
 static long serve(void *argument, void *store) {
@@ -104,7 +104,7 @@ static void noted(long value, const char *trouble, uint64_t context) {
 }
 
 static void create(void) {
-    struct orbit_options options = companion_short_task();
+    struct orrery_orbit_options options = companion_short_task();
     companion_create(&slowlog.companion, serve, new_log, &options);
 }
 

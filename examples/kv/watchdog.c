@@ -41,7 +41,7 @@ struct round {
     size_t seen;
     uint32_t limit;  /* the age from which keys go */
     uint64_t excess; /* what is still to be freed */
-    orbit_update *update;
+    orrery_orbit_update *update;
     size_t batch;
 };
 
@@ -73,10 +73,10 @@ static void choose(struct node *node, void *context) {
     enum kind kind = VICTIM;
     memcpy(record, &kind, sizeof kind);
     memcpy(record + sizeof kind, node->key, node->key_length);
-    orbit_update_add_data(round->update, record, sizeof kind + node->key_length);
+    orrery_orbit_update_add_data(round->update, record, sizeof kind + node->key_length);
     round->batch += node->key_length;
     if (round->batch > BATCH) {
-        orbit_push(round->update);
+        orrery_orbit_push(round->update);
         round->batch = 0;
     }
     round->excess -= entry->bytes < round->excess ? entry->bytes : round->excess;
@@ -98,7 +98,8 @@ static void choose_victims(struct round *round) {
 
 static long look(void *argument, void *store) {
     const struct question *question = argument;
-    struct round round = {.question = question, .report.kind = REPORT, .update = orbit_update_create()};
+    struct round round = {
+        .question = question, .report.kind = REPORT, .update = orrery_orbit_update_create()};
     if (question->evict > 0) {
         round.bytes_of_age = store;
         memset(store, 0, AGES * sizeof *round.bytes_of_age);
@@ -109,11 +110,11 @@ static long look(void *argument, void *store) {
     if (question->most > 0 && question->in_use > question->most - question->most / 10)
         snprintf(round.report.census.warning, sizeof round.report.census.warning,
                  "%" PRIu64 " of %" PRIu64 " bytes are in use", question->in_use, question->most);
-    orbit_update_add_data(round.update, &round.report, sizeof round.report);
+    orrery_orbit_update_add_data(round.update, &round.report, sizeof round.report);
     if (question->evict > 0)
         choose_victims(&round);
-    orbit_push(round.update);
-    orbit_update_free(round.update);
+    orrery_orbit_push(round.update);
+    orrery_orbit_update_destroy(round.update);
     return 0;
 }
 
@@ -171,7 +172,7 @@ static void done(long value, const char *trouble, uint64_t context) {
 }
 
 static void create(void) {
-    struct orbit_options options = companion_short_task();
+    struct orrery_orbit_options options = companion_short_task();
     companion_create(&watchdog.companion, look, make_ages, &options);
 }
 

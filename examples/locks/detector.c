@@ -21,7 +21,7 @@
 static enum detect how;
 static enum bug bug;
 static uint64_t every;
-static struct orbit *orbit;
+static struct orrery_orbit *orbit;
 static struct detector_report report;
 
 /* A search failed, and who knows whether the orbit is back. */
@@ -64,12 +64,12 @@ static void push_verdict(struct transaction *victim, void *context) {
     struct verdict verdict = {victim->slot, victim->version};
     unsigned long slot = victim->slot;
     bool cancel = true;
-    orbit_update *update = orbit_update_create();
-    orbit_update_add_data(update, &verdict, sizeof verdict);
-    orbit_update_add_modify(update, &victim->cancel, &cancel, sizeof cancel);
-    orbit_update_add_operation(update, locks_wake, 1, &slot);
-    orbit_push(update);
-    orbit_update_free(update);
+    orrery_orbit_update *update = orrery_orbit_update_create();
+    orrery_orbit_update_add_data(update, &verdict, sizeof verdict);
+    orrery_orbit_update_add_modify(update, &victim->cancel, &cancel, sizeof cancel);
+    orrery_orbit_update_add_operation(update, locks_wake, 1, &slot);
+    orrery_orbit_push(update);
+    orrery_orbit_update_destroy(update);
 }
 
 static long check_and_resolve(void *argument, void *store) {
@@ -94,10 +94,10 @@ static bool still_waits(const struct verdict *verdict) {
 }
 
 /* With the mutex held: what came, if it makes sense and is not too late. */
-static void handle(orbit_update *update) {
-    const struct orbit_record *record = orbit_update_first(update);
+static void handle(orrery_orbit_update *update) {
+    const struct orrery_orbit_record *record = orrery_orbit_update_first(update);
     struct verdict verdict;
-    if (!record || record->type != ORBIT_RECORD_DATA || record->size != sizeof verdict) {
+    if (!record || record->type != ORRERY_ORBIT_RECORD_DATA || record->size != sizeof verdict) {
         report.refused++;
         return;
     }
@@ -106,29 +106,29 @@ static void handle(orbit_update *update) {
         report.refused++;
     else if (!still_waits(&verdict))
         report.stale++;
-    else if (orbit_apply(update) < 0)
+    else if (orrery_orbit_apply(update) < 0)
         report.refused++;
     else
         report.found++;
 }
 
 /* With the mutex held. */
-static void handle_all(struct orbit_future *future) {
-    orbit_update update;
+static void handle_all(struct orrery_orbit_future *future) {
+    orrery_orbit_update update;
     long got;
-    while ((got = pull_orbit(future, &update)) == 1 || (got < 0 && errno == EBADMSG)) {
+    while ((got = orrery_orbit_pull(future, &update)) == 1 || (got < 0 && errno == EBADMSG)) {
         if (got < 0) {
             report.refused++;
             continue;
         }
         handle(&update);
-        orbit_update_free(&update);
+        orrery_orbit_update_destroy(&update);
     }
     if (got < 0) {
         report.failed++;
         suspect = true;
         if (report.failed == 1)
-            snprintf(report.trouble, sizeof report.trouble, "%s", orbit_error());
+            snprintf(report.trouble, sizeof report.trouble, "%s", orrery_last_error());
     }
 }
 
@@ -136,14 +136,14 @@ static void handle_all(struct orbit_future *future) {
 
 static struct pending {
     struct pending *next;
-    struct orbit_future *future;
+    struct orrery_orbit_future *future;
 } * first, **last = &first;
 static bool stopping;
 static pthread_t resolver;
 static pthread_mutex_t pending_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t pending_condition = PTHREAD_COND_INITIALIZER;
 
-static void add_pending(struct orbit_future *future) {
+static void add_pending(struct orrery_orbit_future *future) {
     struct pending *pending = malloc(sizeof *pending);
     if (!pending)
         err(1, "a search");
@@ -169,11 +169,11 @@ static void *resolve(void *nothing) {
     struct pending *pending;
     while ((pending = next_pending())) {
         /* The task may take until its time limit: do not keep the lock manager waiting. */
-        orbit_future_get(pending->future);
+        orrery_orbit_future_get(pending->future);
         locks_enter();
         handle_all(pending->future);
         locks_leave();
-        orbit_future_free(pending->future);
+        orrery_orbit_future_destroy(pending->future);
         free(pending);
     }
     return nothing;
@@ -190,14 +190,14 @@ static uint64_t now(void) {
 static uint64_t created;
 
 static void create(void) {
-    struct orbit_options options = ORBIT_OPTIONS_INIT;
-    options.restart = ORBIT_RESTART_ON_CRASH;
-    options.when_full = ORBIT_FULL_FAIL;
+    struct orrery_orbit_options options = ORRERY_ORBIT_OPTIONS_INIT;
+    options.restart = ORRERY_ORBIT_RESTART_ON_CRASH;
+    options.when_full = ORRERY_ORBIT_FULL_FAIL;
     options.queue = 4 * (unsigned)locks_slots();
     options.time_limit_ms = TIME_LIMIT_MS;
-    orbit = orbit_create_with("deadlock detector", check_and_resolve, NULL, &options);
+    orbit = orrery_orbit_create_with("deadlock detector", check_and_resolve, NULL, &options);
     if (!orbit)
-        errx(1, "cannot make the detector: %s", orbit_error());
+        errx(1, "cannot make the detector: %s", orrery_last_error());
     created = now();
 }
 
@@ -218,11 +218,11 @@ void detector_start(enum detect how_, enum bug bug_, uint64_t every_) {
 static bool is_there(void) {
     if (!suspect)
         return true;
-    bool alive = orbit_alive(orbit) == 1;
+    bool alive = orrery_orbit_alive(orbit) == 1;
     if (!alive && now() - created > PATIENCE_NS) {
-        report.restarts += (uint64_t)orbit_restarts(orbit);
+        report.restarts += (uint64_t)orrery_orbit_restarts(orbit);
         report.made_anew++;
-        orbit_destroy(orbit);
+        orrery_orbit_destroy(orbit);
         create();
         alive = true;
     }
@@ -231,10 +231,10 @@ static bool is_there(void) {
 }
 
 static void search_in_orbit(const struct question *question) {
-    struct orbit_area *area = locks_area();
-    struct orbit_future *future = NULL;
+    struct orrery_area *area = locks_area();
+    struct orrery_orbit_future *future = NULL;
     if (is_there())
-        future = orbit_call_async(orbit, 0, 1, &area, NULL, question, sizeof *question);
+        future = orrery_orbit_call_async(orbit, 0, 1, &area, NULL, question, sizeof *question);
     if (!future) {
         report.not_made++;
         return;
@@ -243,9 +243,9 @@ static void search_in_orbit(const struct question *question) {
         add_pending(future);
         return;
     }
-    orbit_future_get(future);
+    orrery_orbit_future_get(future);
     handle_all(future);
-    orbit_future_free(future);
+    orrery_orbit_future_destroy(future);
 }
 
 /* The old way: no copy, no protection. */
@@ -324,8 +324,8 @@ struct detector_report detector_stop(void) {
         pthread_join(resolver, NULL);
     }
     if (orbit) {
-        report.restarts += (uint64_t)orbit_restarts(orbit);
-        orbit_destroy(orbit);
+        report.restarts += (uint64_t)orrery_orbit_restarts(orbit);
+        orrery_orbit_destroy(orbit);
     }
     return report;
 }

@@ -10,7 +10,7 @@
 /* A detector that died over a search has not answered it. */
 #define ASK_AGAIN_MS 20
 
-static struct orbit_area *area;
+static struct orrery_area *area;
 static struct lock *locks;
 static struct transaction **transactions;
 static size_t slot_count;
@@ -23,16 +23,16 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static sem_t *wake_ups;
 
 static void *take(size_t size) {
-    void *memory = orbit_alloc(area, size);
+    void *memory = orrery_area_alloc(area, size);
     if (!memory)
-        errx(1, "%zu bytes: %s", size, orbit_error());
+        errx(1, "%zu bytes: %s", size, orrery_last_error());
     return memory;
 }
 
 void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting, locks_left left) {
-    area = orbit_area_create(4096);
+    area = orrery_area_create(4096);
     if (!area)
-        errx(1, "cannot make an area: %s", orbit_error());
+        errx(1, "cannot make an area: %s", orrery_last_error());
     locks = take(records * sizeof *locks);
     transactions = calloc(slots, sizeof *transactions);
     wake_ups = calloc(slots, sizeof *wake_ups);
@@ -49,7 +49,7 @@ void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting
     on_left = left;
 }
 
-struct orbit_area *locks_area(void) {
+struct orrery_area *locks_area(void) {
     return area;
 }
 struct transaction *locks_transaction(size_t slot) {
@@ -90,7 +90,7 @@ static void remove_request(struct request *request) {
             sem_post(&wake_ups[other->by->slot]);
         }
     }
-    orbit_free(area, request);
+    orrery_area_free(area, request);
 }
 
 void locks_begin(struct transaction *transaction) {

@@ -52,7 +52,7 @@ typedef void (*locks_left)(void);
 
 void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting, locks_left left);
 
-struct orbit_area *locks_area(void);
+struct orrery_area *locks_area(void);
 struct transaction *locks_transaction(size_t slot);
 size_t locks_slots(void);
 

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include <orrery/context.h>
-#include <orrery/lwc.h>
+#include <orrery/rollback.h>
 
 static int served;
 
@@ -23,18 +23,18 @@ static int snapshot(void) {
     for (;;) {
         int caller;
         uint64_t args;
-        int new = lwCreate(NULL, 0, 0, &caller, &args);
+        int new = orrery_context_create(NULL, 0, 0, &caller, &args);
         if (new < 0)
-            errx(1, "lwCreate: %s", lw_error());
+            errx(1, "orrery_context_create: %s", orrery_last_error());
         if (caller == -1)
             return new;
-        lwClose(caller); /* the state that served the last request */
+        orrery_context_close(caller); /* the state that served the last request */
     }
 }
 
 static void rollback(int snap) {
-    lwSwitch(snap, 0, NULL);
-    errx(1, "lwSwitch: %s", lw_error());
+    orrery_context_switch(snap, 0, NULL);
+    errx(1, "orrery_context_switch: %s", orrery_last_error());
 }
 
 /* Reads one line without buffering: what is read ahead would be gone with this state. */

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <orrery/lwc.h>
+#include <orrery/rollback.h>
 
 /* The state of the server, which requests change. */
 static int served;
@@ -54,16 +54,16 @@ static void serve(int number, const char *request) {
 
 int main(void) {
     char request[1000];
-    lw_snapshot_t pristine;
+    orrery_rollback_snapshot_t pristine;
     struct ledger *ledger = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (ledger == MAP_FAILED || lw_keep(ledger, 4096) < 0) {
-        fprintf(stderr, "cannot make the ledger: %s\n", lw_error());
+    if (ledger == MAP_FAILED || orrery_rollback_exclude(ledger, 4096) < 0) {
+        fprintf(stderr, "cannot make the ledger: %s\n", orrery_last_error());
         return 1;
     }
 
-    int round = lw_snapshot(&pristine);
+    int round = orrery_rollback_snapshot(&pristine);
     if (round < 0) {
-        fprintf(stderr, "lw_snapshot: %s\n", lw_error());
+        fprintf(stderr, "orrery_rollback_snapshot: %s\n", orrery_last_error());
         return 1;
     }
     if (!read_request(request, sizeof request)) {
@@ -71,7 +71,7 @@ int main(void) {
         return 0;
     }
     serve(++ledger->requests, request);
-    lw_resume(pristine, 1);
-    fprintf(stderr, "lw_resume: %s\n", lw_error());
+    orrery_rollback_resume(pristine, 1);
+    fprintf(stderr, "orrery_rollback_resume: %s\n", orrery_last_error());
     return 1;
 }

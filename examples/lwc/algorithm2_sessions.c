@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include <orrery/context.h>
-#include <orrery/lwc.h>
+#include <orrery/rollback.h>
 
 enum { UNFINISHED, FINISHED };
 
@@ -26,14 +26,14 @@ static char words[256];
 static void serve(int root, char name) {
     for (;;) {
         char event[64] = "";
-        size_t length = lwReceived(event, sizeof event - 1);
+        size_t length = orrery_context_received(event, sizeof event - 1);
         int finished = length == 3 && memcmp(event, "end", 3) == 0;
         if (length > 0 && !finished)
             snprintf(words + strlen(words), sizeof words - strlen(words), " %s", event);
         printf("%c:%s%s\n", name, words, finished ? " (ended)" : "");
         fflush(stdout);
-        if (lwSwitch(root, finished ? FINISHED : UNFINISHED, NULL) < 0)
-            errx(1, "lwSwitch: %s", lw_error());
+        if (orrery_context_switch(root, finished ? FINISHED : UNFINISHED, NULL) < 0)
+            errx(1, "orrery_context_switch: %s", orrery_last_error());
     }
 }
 
@@ -42,7 +42,7 @@ int main(void) {
     char line[64];
     memset(sessions, -1, sizeof sessions);
     /* Of the descriptors a session gets the standard ones and the root's. */
-    struct lwc_spec specs[] = {{LWC_FD, LWC_UNMAP, 3, LWC_ALL}};
+    struct orrery_context_spec specs[] = {{ORRERY_CONTEXT_FD, ORRERY_CONTEXT_UNMAP, 3, ORRERY_CONTEXT_ALL}};
     setvbuf(stdin, NULL, _IONBF, 0);
     while (fgets(line, sizeof line, stdin)) {
         unsigned char name = (unsigned char)line[0];
@@ -51,19 +51,19 @@ int main(void) {
         if (sessions[name] < 0) {
             int caller;
             uint64_t args;
-            int new = lwCreate(specs, 1, 0, &caller, &args);
+            int new = orrery_context_create(specs, 1, 0, &caller, &args);
             if (new < 0)
-                errx(1, "lwCreate: %s", lw_error());
+                errx(1, "orrery_context_create: %s", orrery_last_error());
             if (caller != -1)
                 serve(new, (char)name);
             sessions[name] = new;
         }
         uint64_t done;
-        int from = lwSwitchBytes(sessions[name], 0, event, strlen(event), 1000, &done);
+        int from = orrery_context_switch_bytes(sessions[name], 0, event, strlen(event), 1000, &done);
         if (from < 0)
-            warnx("session %c: %s", name, lw_error());
+            warnx("session %c: %s", name, orrery_last_error());
         if (from < 0 || done == FINISHED) {
-            lwClose(sessions[name]);
+            orrery_context_close(sessions[name]);
             sessions[name] = -1;
         }
     }

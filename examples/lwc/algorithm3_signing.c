@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 
 #include <orrery/context.h>
-#include <orrery/lwc.h>
+#include <orrery/rollback.h>
 
 #define PAGE 4096
 
@@ -41,23 +41,25 @@ static unsigned sign(const char *key, const char *data) {
 static void sign_sstub(int caller, uint64_t arg) {
     for (;;) {
         struct arg *shared = (struct arg *)(uintptr_t)arg;
-        struct lwc_spec map = {LWC_VM, LWC_SHARE, (uintptr_t)arg, sizeof *shared};
-        struct lwc_spec unmap = {LWC_VM, LWC_UNMAP, (uintptr_t)arg, sizeof *shared};
-        if (lwOverlay(caller, &map, 1) < 0)
-            errx(1, "lwOverlay: %s", lw_error());
+        struct orrery_context_spec map = {ORRERY_CONTEXT_VM, ORRERY_CONTEXT_SHARE, (uintptr_t)arg,
+                                          sizeof *shared};
+        struct orrery_context_spec unmap = {ORRERY_CONTEXT_VM, ORRERY_CONTEXT_UNMAP, (uintptr_t)arg,
+                                            sizeof *shared};
+        if (orrery_context_overlay(caller, &map, 1) < 0)
+            errx(1, "orrery_context_overlay: %s", orrery_last_error());
         shared->in[sizeof shared->in - 1] = 0;
         shared->out = sign(privkey, shared->in);
-        if (lwOverlay(caller, &unmap, 1) < 0)
-            errx(1, "lwOverlay: %s", lw_error());
-        caller = lwSwitch(caller, 0, &arg);
+        if (orrery_context_overlay(caller, &unmap, 1) < 0)
+            errx(1, "orrery_context_overlay: %s", orrery_last_error());
+        caller = orrery_context_switch(caller, 0, &arg);
         if (caller < 0)
-            errx(1, "lwSwitch: %s", lw_error());
+            errx(1, "orrery_context_switch: %s", orrery_last_error());
     }
 }
 
 static void sign_cstub(int child, struct arg *buf) {
-    if (lwSwitch(child, (uintptr_t)buf, NULL) < 0)
-        errx(1, "lwSwitch: %s", lw_error());
+    if (orrery_context_switch(child, (uintptr_t)buf, NULL) < 0)
+        errx(1, "orrery_context_switch: %s", orrery_last_error());
 }
 
 int main(void) {
@@ -66,25 +68,26 @@ int main(void) {
     if (buf == MAP_FAILED)
         err(1, "mmap");
 
-    struct lwc_spec all = {LWC_VM, LWC_MAY_OVERLAY, 0, LWC_ALL};
+    struct orrery_context_spec all = {ORRERY_CONTEXT_VM, ORRERY_CONTEXT_MAY_ACCESS, 0, ORRERY_CONTEXT_ALL};
     int caller;
     uint64_t arg;
-    int child = lwCreate(&all, 1, 0, &caller, &arg);
+    int child = orrery_context_create(&all, 1, 0, &caller, &arg);
     if (child < 0)
-        errx(1, "lwCreate: %s", lw_error());
+        errx(1, "orrery_context_create: %s", orrery_last_error());
     if (caller != -1)
         sign_sstub(caller, arg);
     explicit_bzero(privkey, sizeof privkey);
-    if (lwRestrict(child, NULL, 0) < 0)
-        errx(1, "lwRestrict: %s", lw_error());
+    if (orrery_context_restrict(child, NULL, 0) < 0)
+        errx(1, "orrery_context_restrict: %s", orrery_last_error());
 
     while (fgets(buf->in, sizeof buf->in, stdin)) {
         buf->in[strcspn(buf->in, "\n")] = 0;
         sign_cstub(child, buf);
         printf("%s: %08x\n", buf->in, buf->out);
     }
-    struct lwc_spec key = {LWC_VM, LWC_COW, (uintptr_t)privkey, sizeof privkey};
-    if (lwOverlay(child, &key, 1) == -1 && errno == EACCES && !privkey[0])
+    struct orrery_context_spec key = {ORRERY_CONTEXT_VM, ORRERY_CONTEXT_COW, (uintptr_t)privkey,
+                                      sizeof privkey};
+    if (orrery_context_overlay(child, &key, 1) == -1 && errno == EACCES && !privkey[0])
         puts("the key is out of reach");
     return 0;
 }

@@ -16,15 +16,15 @@
 #include <unistd.h>
 
 #include <orrery/context.h>
-#include <orrery/lwc.h>
+#include <orrery/rollback.h>
 
 /* What the untrusted code must not get a copy of. */
 static char secret[4096] __attribute__((aligned(4096))) = "the monitor's secret";
 
-static int is_allowed(int child, struct lwc_call *call, char *path, size_t room) {
+static int is_allowed(int child, struct orrery_context_call *call, char *path, size_t room) {
     if (call->number != SYS_openat || (int)call->args[0] != AT_FDCWD)
         return 0;
-    if (lwCopyPath(child, call->args[1], path, room) < 0)
+    if (orrery_context_copy_path(child, call->args[1], path, room) < 0)
         return 0;
     call->args[1] = (uintptr_t)path; /* from here on it is the copy that counts */
     return strcmp(path, "/dev/null") == 0 || strcmp(path, "/proc/version") == 0;
@@ -32,21 +32,22 @@ static int is_allowed(int child, struct lwc_call *call, char *path, size_t room)
 
 static _Noreturn void monitor(int child) {
     char path[4096];
-    struct lwc_call call;
-    if (lwSwitch(child, 0, NULL) < 0)
-        errx(1, "lwSwitch: %s", lw_error());
+    struct orrery_context_call call;
+    if (orrery_context_switch(child, 0, NULL) < 0)
+        errx(1, "orrery_context_switch: %s", orrery_last_error());
     for (;;) {
         int64_t out = -EPERM;
-        if (!lwCalled(&call))
+        if (!orrery_context_trapped_call(&call))
             errx(1, "the child switched here without a call");
         if (is_allowed(child, &call, path, sizeof path)) {
             /* The memory and the credentials are ours, the file will be the child's. */
-            unsigned mask = LWC_OWN(LWC_VM) | LWC_OWN(LWC_CRED);
-            if (lwSyscall(child, mask, call.number, call.args, &out) < 0)
-                errx(1, "lwSyscall: %s", lw_error());
+            unsigned mask =
+                ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_VM) | ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_CRED);
+            if (orrery_context_syscall(child, mask, call.number, call.args, &out) < 0)
+                errx(1, "orrery_context_syscall: %s", orrery_last_error());
         }
-        if (lwSwitch(child, (uint64_t)out, NULL) < 0)
-            errx(1, "lwSwitch: %s", lw_error());
+        if (orrery_context_switch(child, (uint64_t)out, NULL) < 0)
+            errx(1, "orrery_context_switch: %s", orrery_last_error());
     }
 }
 
@@ -65,12 +66,13 @@ static int run(void) {
 
 int main(void) {
     /* All but private data, and no name of a file, a process or a socket. */
-    struct lwc_spec specs = {LWC_VM, LWC_UNMAP, (uintptr_t)secret, sizeof secret};
+    struct orrery_context_spec specs = {ORRERY_CONTEXT_VM, ORRERY_CONTEXT_UNMAP, (uintptr_t)secret,
+                                        sizeof secret};
     int caller;
     uint64_t args;
-    int child = lwCreate(&specs, 1, LWC_SYSTRAP, &caller, &args);
+    int child = orrery_context_create(&specs, 1, ORRERY_CONTEXT_TRAP_SYSCALLS, &caller, &args);
     if (child < 0)
-        errx(1, "lwCreate: %s", lw_error());
+        errx(1, "orrery_context_create: %s", orrery_last_error());
     if (caller == -1)
         monitor(child);
     return run();

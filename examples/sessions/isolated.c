@@ -1,6 +1,6 @@
 /*
  * The event loop with a session for each connection: Algorithm 2 of "Light-Weight Contexts" (OSDI 2016).
- * lw_sessions_serve is such a loop, too; this one is written out.
+ * orrery_session_pool_serve is such a loop, too; this one is written out.
  */
 #include "notes.h"
 #include "server.h"
@@ -14,8 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <orrery/lwc.h>
-#include <orrery/sessions.h>
+#include <orrery/rollback.h>
+#include <orrery/session.h>
 
 /* A connection whose session waits for it. */
 struct client {
@@ -38,7 +38,7 @@ static void serve(int connection, void *unused) {
     char line[LINE];
     size_t length = 0;
     for (;;) {
-        ssize_t got = lw_session_read(connection, line + length, LINE - 1 - length);
+        ssize_t got = orrery_session_read(connection, line + length, LINE - 1 - length);
         if (got <= 0)
             return;
         length += (size_t)got;
@@ -47,7 +47,7 @@ static void serve(int connection, void *unused) {
             size_t bytes;
             *end = 0;
             const char *answer = notes_answer(&notes, line, &bytes);
-            if (lw_session_write(connection, answer, bytes) < 0)
+            if (orrery_session_write(connection, answer, bytes) < 0)
                 return;
             length -= (size_t)(end + 1 - line);
             memmove(line, end + 1, length);
@@ -66,10 +66,11 @@ static void listen_to(int listener, int yes) {
 }
 
 /* What the session said when it gave control back. */
-static void note(struct client *client, int waits, const struct lw_session_end *end) {
+static void note(struct client *client, int waits, const struct orrery_session_result *end) {
     if (waits > 0) {
         int action = client->waits == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
-        uint32_t events = (waits & LW_SESSION_READ ? EPOLLIN : 0) | (waits & LW_SESSION_WRITE ? EPOLLOUT : 0);
+        uint32_t events =
+            (waits & ORRERY_SESSION_READ ? EPOLLIN : 0) | (waits & ORRERY_SESSION_WRITE ? EPOLLOUT : 0);
         struct epoll_event event = {.events = events, .data.ptr = client};
         if (client->waits != waits && epoll_ctl(ready, action, client->connection, &event) < 0)
             err(1, "epoll_ctl");
@@ -77,8 +78,8 @@ static void note(struct client *client, int waits, const struct lw_session_end *
         return;
     }
     if (waits < 0)
-        warnx("a session: %s", lw_error());
-    else if (end->how == LW_END_SIGNALED)
+        warnx("a session: %s", orrery_last_error());
+    else if (end->how == ORRERY_SESSION_SIGNALED)
         warnx("a session died of signal %d; the others go on", end->value);
     if (client->waits)
         epoll_ctl(ready, EPOLL_CTL_DEL, client->connection, NULL);
@@ -86,9 +87,9 @@ static void note(struct client *client, int waits, const struct lw_session_end *
     free(client);
 }
 
-static void welcome(struct lw_sessions *pool, int listener) {
-    struct lw_session_end end;
-    struct lw_sessions_counts counts;
+static void welcome(struct orrery_session_pool *pool, int listener) {
+    struct orrery_session_result end;
+    struct orrery_session_counts counts;
     int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     struct client *client = connection < 0 ? NULL : calloc(1, sizeof *client);
     if (!client) {
@@ -97,17 +98,21 @@ static void welcome(struct lw_sessions *pool, int listener) {
         return;
     }
     client->connection = connection;
-    note(client, lw_session_begin(pool, connection, &client->session, &end), &end);
+    note(client, orrery_session_begin(pool, connection, &client->session, &end), &end);
     /* The next one waits in the backlog until it can be served. */
-    if (lw_sessions_count(pool, &counts) == 0 && counts.clean + counts.dirty == 0)
-        listen_to(listener, lw_sessions_tidy(pool) > 0);
+    if (orrery_session_pool_count(pool, &counts) == 0 && counts.clean + counts.dirty == 0)
+        listen_to(listener, orrery_session_pool_maintain(pool) > 0);
 }
 
 void serve_in_sessions(int listener, unsigned at_once, unsigned most) {
-    struct lw_sessions_settings settings = {.ready = at_once, .most = most, .spare = 1, .step_limit = 1000};
-    struct lw_sessions *pool = lw_sessions_open(&settings, serve, NULL);
+    struct orrery_session_options options = ORRERY_SESSION_OPTIONS_INIT;
+    options.initial = at_once;
+    options.max_contexts = most;
+    options.spare = 1;
+    options.step_limit_ms = 1000;
+    struct orrery_session_pool *pool = orrery_session_pool_create(&options, serve, NULL);
     if (!pool)
-        errx(1, "lw_sessions_open: %s", lw_error());
+        errx(1, "orrery_session_pool_create: %s", orrery_last_error());
     ready = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     if (ready < 0 || epoll_ctl(ready, EPOLL_CTL_ADD, listener, &event) < 0)
@@ -116,7 +121,7 @@ void serve_in_sessions(int listener, unsigned at_once, unsigned most) {
         struct epoll_event events[64];
         int count = epoll_wait(ready, events, 64, idle ? -1 : 0);
         if (count <= 0)
-            idle = lw_sessions_tidy(pool) <= 0;
+            idle = orrery_session_pool_maintain(pool) <= 0;
         for (int i = 0; i < count; i++) {
             struct client *client = events[i].data.ptr;
             idle = 0;
@@ -124,8 +129,8 @@ void serve_in_sessions(int listener, unsigned at_once, unsigned most) {
                 welcome(pool, listener);
                 continue;
             }
-            struct lw_session_end end;
-            int waits = lw_session_step(pool, client->session, &end);
+            struct orrery_session_result end;
+            int waits = orrery_session_step(pool, client->session, &end);
             note(client, waits, &end);
             if (waits <= 0)
                 listen_to(listener, 1);

@@ -27,9 +27,9 @@ static struct orrery_vault *start(const struct provider *provider) {
               provider->signer);
         return NULL;
     }
-    struct orrery_vault *vault = orrery_vault_start(provider->program, arguments);
+    struct orrery_vault *vault = orrery_vault_spawn(provider->program, arguments);
     if (!vault)
-        RAISE(provider, REASON_VAULT, "%s", orrery_vault_error());
+        RAISE(provider, REASON_VAULT, "%s", orrery_last_error());
     return vault;
 }
 
@@ -83,7 +83,7 @@ static int load_into(const struct orrery_vault *vault, const struct key *key, bo
               "this user may not have the vault load %s: load it before changing the user", key->path);
         return 0;
     }
-    RAISE(key->provider, REASON_VAULT, "loading %s: %s", key->path, orrery_vault_error());
+    RAISE(key->provider, REASON_VAULT, "loading %s: %s", key->path, orrery_last_error());
     return 0;
 }
 
@@ -136,9 +136,9 @@ ssize_t vault_call(const struct key *key, struct call_request *call, const void 
         RAISE(provider, REASON_OPERATION, "this needs a private key, and the key is a public one");
         return -1;
     }
-    if (total > ORRERY_VAULT_ROOM) {
+    if (total > ORRERY_VAULT_MESSAGE_MAX) {
         RAISE(provider, REASON_OPERATION, "%zu bytes are more than a vault takes at once (%d)", length,
-              ORRERY_VAULT_ROOM - (int)sizeof *call);
+              ORRERY_VAULT_MESSAGE_MAX - (int)sizeof *call);
         return -1;
     }
     if (total > sizeof small && !(request = malloc(total)))
@@ -166,7 +166,7 @@ ssize_t vault_call(const struct key *key, struct call_request *call, const void 
         if (error == EBADMSG)
             RAISE(provider, REASON_OPERATION, "the vault refuses to work with these data and parameters");
         else
-            RAISE(provider, REASON_VAULT, "%s", orrery_vault_error());
+            RAISE(provider, REASON_VAULT, "%s", orrery_last_error());
     }
     if (request != small)
         free(request);

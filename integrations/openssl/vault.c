@@ -330,7 +330,7 @@ int main(int count, char **arguments) {
     }
     /* Its own configuration could name our provider, and so start a vault of the vault. */
     OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_LOAD_CRYPTO_STRINGS, NULL);
-    orrery_vault_main_tidy(load, serve, tidy, &keys);
-    fprintf(stderr, "orrery-vault: %s\n", orrery_vault_error());
+    orrery_vault_run_with_cleanup(load, serve, tidy, &keys);
+    fprintf(stderr, "orrery-vault: %s\n", orrery_last_error());
     return 2;
 }

@@ -23,45 +23,45 @@ import weakref
 
 _library = ctypes.CDLL(os.environ.get("ORRERY_LIBRARY", "liborrery.so"), use_errno=True)
 for _name, _result, _arguments in (
-    ("orc_open", ctypes.c_void_p, [ctypes.c_char_p]),
-    ("orc_register", ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]),
-    ("orc_map", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint]),
-    ("orc_length", ctypes.c_size_t, [ctypes.c_void_p]),
-    ("orc_publish", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]),
-    ("orc_release", ctypes.c_int, [ctypes.c_void_p]),
-    ("orc_error", ctypes.c_char_p, []),
+    ("orrery_object_open", ctypes.c_void_p, [ctypes.c_char_p]),
+    ("orrery_object_register", ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]),
+    ("orrery_object_map", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint]),
+    ("orrery_object_length", ctypes.c_size_t, [ctypes.c_void_p]),
+    ("orrery_object_publish", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]),
+    ("orrery_object_release", ctypes.c_int, [ctypes.c_void_p]),
+    ("orrery_last_error", ctypes.c_char_p, []),
 ):
     _function = getattr(_library, _name)
     _function.restype, _function.argtypes = _result, _arguments
 
 
 def _fail(path=None):
-    text = (_library.orc_error() or b"").decode(errors="replace")
+    text = (_library.orrery_last_error() or b"").decode(errors="replace")
     raise OSError(ctypes.get_errno(), text, path)
 
 
 def _view(thing, path=None):
     if not thing:
         _fail(path)
-    address = _library.orc_map(thing, 0)
+    address = _library.orrery_object_map(thing, 0)
     if not address:
-        _library.orc_release(thing)
+        _library.orrery_object_release(thing)
         _fail(path)
-    memory = (ctypes.c_ubyte * _library.orc_length(thing)).from_address(address)
+    memory = (ctypes.c_ubyte * _library.orrery_object_length(thing)).from_address(address)
     # Views of the memory keep it alive; with the last one it is let go of.
-    weakref.finalize(memory, _library.orc_release, thing).atexit = False
+    weakref.finalize(memory, _library.orrery_object_release, thing).atexit = False
     return memoryview(memory).cast("B").toreadonly()
 
 
 def open(path):
     """The bytes that a file has now, as a read-only memoryview: one copy for all who open a file with the same bytes."""
-    return _view(_library.orc_open(os.fsencode(path)), path)
+    return _view(_library.orrery_object_open(os.fsencode(path)), path)
 
 
 def register(data):
     """The same of bytes at hand: they may be forgotten afterwards."""
     data = bytes(data)
-    return _view(_library.orc_register(data, len(data), 0))
+    return _view(_library.orrery_object_register(data, len(data), 0))
 
 
 # ---- heap data ----
@@ -84,7 +84,7 @@ def _publish(owner, address, length):
     end = (address + length) // mmap.PAGESIZE * mmap.PAGESIZE
     if end - start < mmap.PAGESIZE or address in _frozen:
         return 0
-    thing = _library.orc_publish(start, end - start, _FREEZE)
+    thing = _library.orrery_object_publish(start, end - start, _FREEZE)
     if not thing:
         _fail()
     # The object is held for as long as the program runs, and so is what lies in its pages.

@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use orrery_context::{
-    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights,
-    Spec, create_here, remove_overlay,
+    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, FromCaller, Overlay, Result,
+    Rights, Spec, create_here, remove_overlay,
 };
 use orrery_sys::PAGE;
 
@@ -27,7 +27,7 @@ const SYSTRAP: c_uint = 0x4;
 const ALONE: c_uint = 0x8;
 const ISOLATED: c_uint = 0x10;
 
-/// How many descriptors one specification of lwOverlay names at most.
+/// How many descriptors one specification of orrery_context_overlay names at most.
 const MOST_DESCRIPTORS: u32 = 4096;
 
 thread_local! {
@@ -37,20 +37,20 @@ thread_local! {
     static CALLED: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// `struct lwc_spec`.
+/// `struct orrery_context_spec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct LwcSpec {
+pub struct ContextSpec {
     kind: c_int,
     how: c_uint,
     start: usize,
     length: usize,
 }
 
-/// `struct lwc_call`.
+/// `struct orrery_context_call`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct LwcCall {
+pub struct ContextCall {
     number: c_long,
     args: [u64; 6],
 }
@@ -61,15 +61,15 @@ pub struct LwcCall {
 /// `specs` names `count` specifications or is null with 0; what they share or unmap is the caller's to share or unmap.
 /// `caller` and `args` are null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwCreate(
-    specs: *const LwcSpec,
+pub unsafe extern "C" fn orrery_context_create(
+    specs: *const ContextSpec,
     count: usize,
     options: c_uint,
     caller: *mut c_int,
     args: *mut u64,
 ) -> c_int {
     if caller.is_null() || args.is_null() {
-        return error::fail_context(invalid("lwCreate", 0));
+        return error::fail(invalid("orrery_context_create", 0));
     }
     // SAFETY: the caller's promise.
     let created = unsafe { list(specs, count) }.and_then(|specs| {
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn lwCreate(
             }
             start.creator.descriptor()
         }
-        Err(error) => error::fail_context(error),
+        Err(error) => error::fail(error),
     }
 }
 
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn lwCreate(
 /// # Safety
 /// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwSwitch(target: c_int, args: u64, result: *mut u64) -> c_int {
+pub unsafe extern "C" fn orrery_context_switch(target: c_int, args: u64, result: *mut u64) -> c_int {
     let outcome = Context::of_descriptor(target).and_then(|context| context.switch(args, &[]));
     // SAFETY: the caller's promise.
     unsafe { finish(outcome, result) }
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn lwSwitch(target: c_int, args: u64, result: *mut u64) ->
 /// # Safety
 /// `bytes` names `length` bytes or is null with 0; `result` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwSwitchBytes(
+pub unsafe extern "C" fn orrery_context_switch_bytes(
     target: c_int,
     args: u64,
     bytes: *const c_void,
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn lwSwitchBytes(
     result: *mut u64,
 ) -> c_int {
     if (bytes.is_null() && length != 0) || length > isize::MAX.unsigned_abs() {
-        return error::fail_context(invalid("lwSwitchBytes", length));
+        return error::fail(invalid("orrery_context_switch_bytes", length));
     }
     let bytes = if length == 0 {
         &[]
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn lwSwitchBytes(
 /// # Safety
 /// `buffer` is valid for `room` bytes, or null with 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwReceived(buffer: *mut c_void, room: usize) -> usize {
+pub unsafe extern "C" fn orrery_context_received(buffer: *mut c_void, room: usize) -> usize {
     RECEIVED.with_borrow(|received| {
         if !buffer.is_null() {
             // SAFETY: no more than fits, and the caller's promise.
@@ -159,18 +159,22 @@ pub unsafe extern "C" fn lwReceived(buffer: *mut c_void, room: usize) -> usize {
 /// # Safety
 /// `specs` names `count` specifications or is null with 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwRestrict(target: c_int, specs: *const LwcSpec, count: usize) -> c_int {
+pub unsafe extern "C" fn orrery_context_restrict(
+    target: c_int,
+    specs: *const ContextSpec,
+    count: usize,
+) -> c_int {
     // SAFETY: the caller's promise.
     let outcome = unsafe { list(specs, count) }.and_then(|specs| {
         let keep = specs.iter().try_fold(Rights::none(), |rights, spec| match spec.kind {
             VM => rights.memory(spec.start, bytes_of(spec)),
             FD => numbers(spec).map(|(first, last)| rights.descriptors(first, last)),
             SYSCALL => numbers(spec).map(|(first, last)| rights.calls(&Calls::none().with(first, last))),
-            kind => Err(invalid("lwRestrict", kind.unsigned_abs() as usize)),
+            kind => Err(invalid("orrery_context_restrict", kind.unsigned_abs() as usize)),
         })?;
         Context::of_descriptor(target)?.restrict_to(&keep)
     });
-    outcome.map_or_else(error::fail_context, |()| 0)
+    outcome.map_or_else(error::fail, |()| 0)
 }
 
 /// Maps memory of another context, or removes it again.
@@ -178,16 +182,20 @@ pub unsafe extern "C" fn lwRestrict(target: c_int, specs: *const LwcSpec, count:
 /// # Safety
 /// `specs` names `count` specifications or is null with 0; the memory that they name is the caller's to give up.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwOverlay(target: c_int, specs: *const LwcSpec, count: usize) -> c_int {
+pub unsafe extern "C" fn orrery_context_overlay(
+    target: c_int,
+    specs: *const ContextSpec,
+    count: usize,
+) -> c_int {
     // SAFETY: the caller's promise.
     let outcome = unsafe { list(specs, count) }.and_then(|specs| {
-        let known = |spec: &LwcSpec| match spec.kind {
+        let known = |spec: &ContextSpec| match spec.kind {
             VM => [COW, SHARE, UNMAP].contains(&spec.how),
             FD => spec.how == COW && numbers(spec).is_ok_and(|(first, last)| last - first < MOST_DESCRIPTORS),
             _ => false,
         };
         if let Some(odd) = specs.iter().find(|spec| !known(spec)) {
-            return Err(invalid("lwOverlay", odd.how as usize));
+            return Err(invalid("orrery_context_overlay", odd.how as usize));
         }
         let context = Context::of_descriptor(target)?;
         specs.iter().try_for_each(|spec| {
@@ -207,7 +215,7 @@ pub unsafe extern "C" fn lwOverlay(target: c_int, specs: *const LwcSpec, count: 
             }
         })
     });
-    outcome.map_or_else(error::fail_context, |()| 0)
+    outcome.map_or_else(error::fail, |()| 0)
 }
 
 /// The system call by which control last came here; 0 where it came otherwise.
@@ -215,11 +223,11 @@ pub unsafe extern "C" fn lwOverlay(target: c_int, specs: *const LwcSpec, count: 
 /// # Safety
 /// `call` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwCalled(call: *mut LwcCall) -> c_int {
+pub unsafe extern "C" fn orrery_context_trapped_call(call: *mut ContextCall) -> c_int {
     let Some(called) = CALLED.get() else { return 0 };
     if !call.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { call.write(LwcCall { number: c_long::from(called.number), args: called.arguments }) };
+        unsafe { call.write(ContextCall { number: c_long::from(called.number), args: called.arguments }) };
     }
     1
 }
@@ -229,7 +237,7 @@ pub unsafe extern "C" fn lwCalled(call: *mut LwcCall) -> c_int {
 /// # Safety
 /// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwProceed(target: c_int, result: *mut u64) -> c_int {
+pub unsafe extern "C" fn orrery_context_proceed(target: c_int, result: *mut u64) -> c_int {
     let outcome = Context::of_descriptor(target).and_then(Context::proceed);
     // SAFETY: the caller's promise.
     unsafe { finish(outcome, result) }
@@ -240,7 +248,7 @@ pub unsafe extern "C" fn lwProceed(target: c_int, result: *mut u64) -> c_int {
 /// # Safety
 /// `args` names six values. The call may do to either context whatever such a call can do.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwSyscall(
+pub unsafe extern "C" fn orrery_context_syscall(
     target: c_int,
     mask: c_uint,
     number: c_long,
@@ -251,7 +259,7 @@ pub unsafe extern "C" fn lwSyscall(
     let outcome = match u32::try_from(number) {
         Ok(number) if !args.is_null() && !result.is_null() && mask & !known == 0 => {
             let has = |kind: c_int| mask & 1 << kind != 0;
-            let own = Own { memory: has(VM), descriptors: has(FD), credentials: has(CRED) };
+            let own = FromCaller { memory: has(VM), descriptors: has(FD), credentials: has(CRED) };
             // SAFETY: checked, and the caller's promise.
             unsafe {
                 let arguments = args.cast::<[u64; 6]>().read_unaligned();
@@ -260,9 +268,9 @@ pub unsafe extern "C" fn lwSyscall(
                     .map(|value| result.write(value))
             }
         }
-        _ => Err(invalid("lwSyscall", usize::try_from(number).unwrap_or(usize::MAX))),
+        _ => Err(invalid("orrery_context_syscall", usize::try_from(number).unwrap_or(usize::MAX))),
     };
-    outcome.map_or_else(error::fail_context, |()| 0)
+    outcome.map_or_else(error::fail, |()| 0)
 }
 
 /// Copies memory of a context that is trapped by this one.
@@ -270,14 +278,19 @@ pub unsafe extern "C" fn lwSyscall(
 /// # Safety
 /// `buffer` is valid for `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwCopyIn(target: c_int, address: u64, buffer: *mut c_void, length: usize) -> isize {
+pub unsafe extern "C" fn orrery_context_copy_in(
+    target: c_int,
+    address: u64,
+    buffer: *mut c_void,
+    length: usize,
+) -> isize {
     if buffer.is_null() || length > isize::MAX.unsigned_abs() {
-        return error::fail_context(invalid("lwCopyIn", length)) as isize;
+        return error::fail(invalid("orrery_context_copy_in", length)) as isize;
     }
     // SAFETY: the caller's promise.
     let buffer = unsafe { core::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
     let outcome = Context::of_descriptor(target).and_then(|context| context.copy_in(address, buffer));
-    outcome.map_or_else(|error| error::fail_context(error) as isize, usize::cast_signed)
+    outcome.map_or_else(|error| error::fail(error) as isize, usize::cast_signed)
 }
 
 /// Writes into memory of a context that is trapped by this one.
@@ -285,21 +298,21 @@ pub unsafe extern "C" fn lwCopyIn(target: c_int, address: u64, buffer: *mut c_vo
 /// # Safety
 /// `bytes` names `length` bytes, and the context does not mind.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwCopyOut(
+pub unsafe extern "C" fn orrery_context_copy_out(
     target: c_int,
     address: u64,
     bytes: *const c_void,
     length: usize,
 ) -> c_int {
     if bytes.is_null() || length > isize::MAX.unsigned_abs() {
-        return error::fail_context(invalid("lwCopyOut", length));
+        return error::fail(invalid("orrery_context_copy_out", length));
     }
     // SAFETY: the caller's promise.
     let outcome = unsafe {
         let bytes = core::slice::from_raw_parts(bytes.cast::<u8>(), length);
         Context::of_descriptor(target).and_then(|context| context.copy_out(address, bytes))
     };
-    outcome.map_or_else(error::fail_context, |()| 0)
+    outcome.map_or_else(error::fail, |()| 0)
 }
 
 /// Copies a path of a context that is trapped by this one.
@@ -307,7 +320,12 @@ pub unsafe extern "C" fn lwCopyOut(
 /// # Safety
 /// `path` is valid for `room` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwCopyPath(target: c_int, address: u64, path: *mut c_char, room: usize) -> c_int {
+pub unsafe extern "C" fn orrery_context_copy_path(
+    target: c_int,
+    address: u64,
+    path: *mut c_char,
+    room: usize,
+) -> c_int {
     let outcome = Context::of_descriptor(target).and_then(|context| context.copy_path(address));
     let outcome = outcome.and_then(|text| {
         let bytes = text.as_bytes_with_nul();
@@ -318,28 +336,28 @@ pub unsafe extern "C" fn lwCopyPath(target: c_int, address: u64, path: *mut c_ch
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), path.cast(), bytes.len()) };
         Ok(())
     });
-    outcome.map_or_else(error::fail_context, |()| 0)
+    outcome.map_or_else(error::fail, |()| 0)
 }
 
 /// Puts a descriptor of this context's into one that is stopped in a system call.
 #[unsafe(no_mangle)]
-pub extern "C" fn lwGive(target: c_int, descriptor: c_int) -> c_int {
+pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) -> c_int {
     let outcome = Context::of_descriptor(target).and_then(|context| {
         if descriptor < 0 {
-            return Err(invalid("lwGive", descriptor.unsigned_abs() as usize));
+            return Err(invalid("orrery_context_install_fd", descriptor.unsigned_abs() as usize));
         }
         // SAFETY: a number that is no descriptor is an error; it is not kept.
         let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
         context
             .give(file, rustix::io::fcntl_getfd(file).is_ok_and(|f| f.contains(rustix::io::FdFlags::CLOEXEC)))
     });
-    outcome.unwrap_or_else(error::fail_context)
+    outcome.unwrap_or_else(error::fail)
 }
 
 /// Has a context keep its state as it is now, for the case that it is killed.
 #[unsafe(no_mangle)]
-pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
-    Context::of_descriptor(target).and_then(Context::keep_good).map_or_else(error::fail_context, |()| 0)
+pub extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
+    Context::of_descriptor(target).and_then(Context::checkpoint).map_or_else(error::fail, |()| 0)
 }
 
 /// Forks the program with all its contexts.
@@ -347,19 +365,19 @@ pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
 /// # Safety
 /// As for fork(2) in a program with other threads.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lwFork() -> libc::pid_t {
+pub unsafe extern "C" fn orrery_context_fork() -> libc::pid_t {
     // SAFETY: the caller's promise.
     match unsafe { context::fork() } {
         Ok(Forked::Child) => 0,
         Ok(Forked::Parent(pid)) => libc::pid_t::try_from(pid).unwrap_or(-1),
-        Err(error) => error::fail_context(error),
+        Err(error) => error::fail(error),
     }
 }
 
 /// Closes a descriptor of a context.
 #[unsafe(no_mangle)]
-pub extern "C" fn lwClose(target: c_int) -> c_int {
-    Context::of_descriptor(target).and_then(Context::close).map_or_else(error::fail_context, |()| 0)
+pub extern "C" fn orrery_context_close(target: c_int) -> c_int {
+    Context::of_descriptor(target).and_then(Context::close).map_or_else(error::fail, |()| 0)
 }
 
 /// Notes what arrived; gives the caller's descriptor.
@@ -380,13 +398,13 @@ unsafe fn finish(outcome: Result<Arrival>, result: *mut u64) -> c_int {
             }
             arrived(arrival)
         }
-        Err(error) => error::fail_context(error),
+        Err(error) => error::fail(error),
     }
 }
 
 /// # Safety
 /// `specs` names `count` specifications that stay, or is null with 0.
-unsafe fn list<'a>(specs: *const LwcSpec, count: usize) -> Result<&'a [LwcSpec]> {
+unsafe fn list<'a>(specs: *const ContextSpec, count: usize) -> Result<&'a [ContextSpec]> {
     match (specs.is_null(), count) {
         (_, 0) => Ok(&[]),
         (false, 1..=65_536) => {
@@ -399,9 +417,9 @@ unsafe fn list<'a>(specs: *const LwcSpec, count: usize) -> Result<&'a [LwcSpec]>
 
 /// # Safety
 /// What the specifications share or unmap is the caller's to share or unmap.
-unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
+unsafe fn specification(specs: &[ContextSpec], options: c_uint) -> Result<Spec> {
     if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP | ALONE | ISOLATED) != 0 {
-        return Err(invalid("the options of lwCreate", options as usize));
+        return Err(invalid("the options of orrery_context_create", options as usize));
     }
     let mut spec = Spec::new()
         .shared_signals(options & SHARED_SIGNALS != 0)
@@ -409,7 +427,7 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
         .isolate(options & ISOLATED != 0);
     spec = spec.trap(options & SYSTRAP != 0).alone(options & ALONE != 0);
     for one in specs {
-        let odd = || invalid("a specification of lwCreate", one.how as usize);
+        let odd = || invalid("a specification of orrery_context_create", one.how as usize);
         match one.kind {
             VM => {
                 let start = core::ptr::with_exposed_provenance(one.start);
@@ -434,7 +452,7 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
                     UNMAP => spec = spec.close_descriptors(first, last),
                     SHARE if first == 0 && one.length == usize::MAX => spec = spec.share_descriptors(true),
                     SHARE => {
-                        let why = "a part of a table of descriptors cannot be shared: share all (0, LWC_ALL)";
+                        let why = "a part of a table of descriptors cannot be shared: share all (0, ORRERY_CONTEXT_ALL)";
                         return Err(Error::Unmet { why });
                     }
                     _ => return Err(odd()),
@@ -462,7 +480,7 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
                 _ => return Err(odd()),
             },
             CRED => {
-                let why = "a part of the credentials cannot be told from the rest: take all (0, LWC_ALL)";
+                let why = "a part of the credentials cannot be told from the rest: take all (0, ORRERY_CONTEXT_ALL)";
                 return Err(Error::Unmet { why });
             }
             _ => return Err(odd()),
@@ -471,8 +489,8 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
     Ok(spec)
 }
 
-/// The length of a range of memory; `LWC_ALL` is up to the last page.
-fn bytes_of(spec: &LwcSpec) -> usize {
+/// The length of a range of memory; `ORRERY_CONTEXT_ALL` is up to the last page.
+fn bytes_of(spec: &ContextSpec) -> usize {
     match spec.length {
         usize::MAX => (usize::MAX & !(PAGE - 1)).saturating_sub(spec.start),
         length => length,
@@ -480,7 +498,7 @@ fn bytes_of(spec: &LwcSpec) -> usize {
 }
 
 /// Numbers of descriptors or system calls, first and last.
-fn numbers(spec: &LwcSpec) -> Result<(u32, u32)> {
+fn numbers(spec: &ContextSpec) -> Result<(u32, u32)> {
     let odd = || invalid("a range of numbers", spec.start);
     let first = u32::try_from(spec.start).map_err(|_| odd())?;
     let count = u32::try_from(spec.length).unwrap_or(u32::MAX);

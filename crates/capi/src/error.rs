@@ -1,174 +1,102 @@
-//! Errors as C has them: -1, a number in errno, and a text on request.
+//! `orrery/error.h`: -1 or a null pointer, an errno, and a text on request.
+//!
+//! Every function of the library reports its failures through [`fail`] or [`fail_with`], so that there is one text with one
+//! lifetime.
 
-use core::cell::{Cell, RefCell};
-use core::ffi::{c_char, c_int};
-use core::fmt::{self, Write};
+mod number;
 
-use orrery_context::Error as ContextError;
-use orrery_memory::Error as MemoryError;
-use orrery_rollback::Error;
-use orrery_sessions::Error as SessionsError;
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_char, c_int};
+use std::fmt::{self, Write};
 
-/// Room for the longest message.
-const ROOM: usize = 512;
+use orrery_rollback::snapshot;
+
+pub(crate) use number::ToErrno;
+
+/// The size of the longest text with its final zero.
+const TEXT_SIZE: usize = 1024;
 
 thread_local! {
-    static LAST: Cell<Option<Failure>> = const { Cell::new(None) };
-    static TEXT: RefCell<Text> = const { RefCell::new(Text { bytes: [0; ROOM], length: 0 }) };
-}
-
-/// What a call can fail of.
-#[derive(Clone, Copy)]
-enum Failure {
-    Rollback(Error),
-    Context(ContextError),
-    /// One that is no plain value; its text was written when it was noted.
-    Written,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rollback(error) => error.fmt(f),
-            Self::Context(error) => error.fmt(f),
-            Self::Written => Ok(()),
-        }
-    }
+    static FAILED: Cell<bool> = const { Cell::new(false) };
+    static TEXT: RefCell<Text> = const { RefCell::new(Text { bytes: [0; TEXT_SIZE], length: 0 }) };
 }
 
 /// A C string of bounded length; what does not fit is cut off.
+///
+/// It needs no allocator, since a snapshot may be resumed in a signal handler that interrupted malloc(3).
 struct Text {
-    bytes: [u8; ROOM],
+    bytes: [u8; TEXT_SIZE],
     length: usize,
+}
+
+impl Text {
+    fn set(&mut self, content: &dyn fmt::Display) {
+        self.bytes = [0; TEXT_SIZE];
+        self.length = 0;
+        // It never fails: what does not fit is cut off.
+        let _ = write!(self, "{content}");
+    }
 }
 
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        // A C string ends at its first zero byte.
+        let text = text.split('\0').next().unwrap_or_default();
         // The last byte stays 0.
-        let fits = text.len().min(ROOM - 1 - self.length);
-        self.bytes[self.length..self.length + fits].copy_from_slice(&text.as_bytes()[..fits]);
-        self.length += fits;
+        let length = text.len().min(TEXT_SIZE - 1 - self.length);
+        self.bytes[self.length..self.length + length].copy_from_slice(&text.as_bytes()[..length]);
+        self.length += length;
         Ok(())
     }
 }
 
-/// Notes the error for `lw_error`, sets errno, and returns -1.
-pub(crate) fn fail(error: Error) -> c_int {
-    note(Failure::Rollback(error), number(&error))
+/// Stores the text of an error for [`orrery_last_error`], sets errno, and returns -1.
+pub(crate) fn fail<E: ToErrno>(error: E) -> c_int {
+    store(error.errno(), &error)
 }
 
-/// The same of an error about contexts.
-pub(crate) fn fail_context(error: ContextError) -> c_int {
-    note(Failure::Context(error), context_number(&error))
+/// Stores a text for [`orrery_last_error`], sets errno, and returns -1.
+pub(crate) fn fail_with(errno: c_int, text: &str) -> c_int {
+    store(errno, &text)
 }
 
-/// The same of an error about sessions.
-pub(crate) fn fail_sessions(error: &SessionsError) -> c_int {
-    write_text(error);
-    note(Failure::Written, sessions_number(error))
-}
-
-fn note(failure: Failure, errno: c_int) -> c_int {
-    LAST.set(Some(failure));
-    // SAFETY: the C library's errno of this thread.
-    unsafe { *libc::__errno_location() = errno };
+fn store(errno: c_int, text: &dyn fmt::Display) -> c_int {
+    // Where a signal handler fails while the code that it interrupted writes a text, that text stays.
+    let _ = TEXT.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            last.set(text);
+            FAILED.set(true);
+        }
+    });
+    set_errno(errno);
     -1
 }
 
-/// Forgets what was noted.
-pub(crate) fn forget() {
-    LAST.set(None);
+/// Sets errno of the calling thread.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the C library returns a valid pointer to errno of the calling thread, which no other thread uses.
+    unsafe { *libc::__errno_location() = errno };
 }
 
-/// The text of the last failure of this thread, else of `otherwise`; null where there is neither.
-pub(crate) fn text(otherwise: Option<Error>) -> *const c_char {
-    let Some(error) = LAST.get().or(otherwise.map(Failure::Rollback)) else {
-        return core::ptr::null();
-    };
-    match error {
-        Failure::Written => TEXT.with_borrow(|text| text.bytes.as_ptr().cast()),
-        error => write_text(&error),
+/// Forgets the text of the last failure.
+pub(crate) fn clear() {
+    FAILED.set(false);
+}
+
+/// Returns the text of the last failure of this thread, else what the last resume could not restore; null if there is
+/// neither.
+#[unsafe(no_mangle)]
+pub extern "C" fn orrery_last_error() -> *const c_char {
+    let failed = FAILED.get();
+    let incomplete = if failed { None } else { snapshot::last_error() };
+    if !failed && incomplete.is_none() {
+        return std::ptr::null();
     }
-}
-
-fn write_text(what: &dyn fmt::Display) -> *const c_char {
-    TEXT.with_borrow_mut(|text| {
-        text.bytes = [0; ROOM];
-        text.length = 0;
-        // It never fails: what does not fit is cut off.
-        let _ = write!(text, "{what}");
-        text.bytes.as_ptr().cast()
-    })
-}
-
-/// The errno of an error, as the headers document it.
-fn number(error: &Error) -> c_int {
-    match error {
-        Error::Nested => libc::EBUSY,
-        Error::WrongThread { .. } => libc::EPERM,
-        Error::OtherProcess { .. } => libc::ECHILD,
-        Error::SignalHandler | Error::ShadowStack => libc::ENOTSUP,
-        Error::NotAlone { .. } | Error::Threads { .. } => libc::EAGAIN,
-        Error::NoSnapshot { .. } => libc::ENOENT,
-        Error::Value { .. } => libc::EINVAL,
-        Error::System(error) => error.errno.raw_os_error(),
-        Error::Memory(error) => memory_number(error),
-        _ => libc::EIO,
-    }
-}
-
-/// The same for contexts.
-fn context_number(error: &ContextError) -> c_int {
-    match error {
-        ContextError::Busy => libc::EBUSY,
-        ContextError::NoThread { .. } => libc::EPERM,
-        ContextError::ThreadEnded { .. } => libc::EOWNERDEAD,
-        ContextError::OtherProcess | ContextError::NotTheRoot => libc::ECHILD,
-        ContextError::TooManyThreads { .. } => libc::EAGAIN,
-        ContextError::NoContext { .. } => libc::EBADF,
-        ContextError::Itself { .. } => libc::EDEADLK,
-        ContextError::Gone { .. } => libc::ESRCH,
-        ContextError::Died { .. } | ContextError::Orphaned => libc::EOWNERDEAD,
-        ContextError::TimedOut | ContextError::Silent { .. } => libc::ETIMEDOUT,
-        ContextError::TooLong { .. } => libc::EMSGSIZE,
-        ContextError::Full { .. } => libc::ENOSPC,
-        ContextError::Denied { .. } | ContextError::CallDenied { .. } => libc::EACCES,
-        ContextError::Stopped { .. } => libc::EINPROGRESS,
-        ContextError::NoCall { .. } => libc::ENOMSG,
-        ContextError::CallUnknown { .. } => libc::ENOSYS,
-        ContextError::RootLimit
-        | ContextError::Unaligned { .. }
-        | ContextError::Overlap { .. }
-        | ContextError::Unmet { .. }
-        | ContextError::Memory { .. } => libc::EINVAL,
-        ContextError::Birth { errno, .. } => errno.raw_os_error(),
-        ContextError::System(error) => error.errno.raw_os_error(),
-        _ => libc::EIO,
-    }
-}
-
-/// The same for sessions.
-fn sessions_number(error: &SessionsError) -> c_int {
-    match error {
-        SessionsError::Exhausted { .. } => libc::EAGAIN,
-        SessionsError::NoSession { .. } => libc::ENOENT,
-        SessionsError::Setup(_) => libc::ENOTSUP,
-        SessionsError::NoTemplate(_) => libc::EOWNERDEAD,
-        SessionsError::Descriptors => libc::EMFILE,
-        SessionsError::Context(error) => context_number(error),
-        SessionsError::System(error) => error.errno.raw_os_error(),
-        _ => libc::EIO,
-    }
-}
-
-fn memory_number(error: &MemoryError) -> c_int {
-    match error {
-        MemoryError::System(error) | MemoryError::Tracker { cause: error, .. } => error.errno.raw_os_error(),
-        MemoryError::AddressSpace { .. } | MemoryError::Memory { .. } => libc::ENOMEM,
-        MemoryError::Store { .. } => libc::ENOSPC,
-        MemoryError::TrackerName | MemoryError::Keep { .. } => libc::EINVAL,
-        MemoryError::NoSnapshot { .. } => libc::ENOENT,
-        MemoryError::PageSize { .. } => libc::ENOTSUP,
-        _ => libc::EIO,
-    }
+    let text = TEXT.try_with(|text| {
+        if let (Some(incomplete), Ok(mut text)) = (incomplete, text.try_borrow_mut()) {
+            text.set(&incomplete);
+        }
+        text.as_ptr().cast::<c_char>().wrapping_byte_add(std::mem::offset_of!(Text, bytes))
+    });
+    text.map_or(std::ptr::null(), |text| text.cast_const())
 }

@@ -3,12 +3,13 @@
 //! One file per header of `include/orrery/`, which documents the functions. Programs link `liborrery.so` or
 //! `liborrery.a`; Rust programs use the crates beneath.
 
-pub mod authors;
+#[cfg(feature = "compat")]
+pub mod compat;
 pub mod context;
-mod error;
-pub mod lwc;
+pub mod error;
+pub mod object;
+mod options;
 pub mod orbit;
-mod orbit_error;
-pub mod orc;
-pub mod sessions;
+pub mod rollback;
+pub mod session;
 pub mod vault;

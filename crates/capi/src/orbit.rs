@@ -11,7 +11,7 @@ pub mod update;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::orbit_error;
+use crate::{error, options};
 
 /// What C holds of an orbit or an area.
 #[derive(Debug)]
@@ -89,13 +89,13 @@ impl<T: Kind> Handle<T> {
 pub(crate) struct Refused;
 
 fn refuse(number: c_int, text: &str) -> Refused {
-    orbit_error::note_as(number, text);
+    error::fail_with(number, text);
     Refused
 }
 
 impl From<&orrery_orbit::Error> for Refused {
     fn from(error: &orrery_orbit::Error) -> Self {
-        orbit_error::note(error);
+        error::fail(error);
         Self
     }
 }
@@ -118,42 +118,20 @@ fn status(result: Result<(), Refused>) -> c_int {
 }
 
 fn clear_errno() {
-    // SAFETY: the C library's errno of this thread.
-    unsafe { *libc::__errno_location() = 0 };
+    error::set_errno(0);
 }
 
-/// Reads a structure of options of which the program knows the first `size` bytes; the rest is as usual.
+/// Reads a structure of options; see [`options::read`].
 ///
 /// # Safety
-/// The pointer is null, or leads to a structure that begins with its size in bytes, as that of `T` does.
-unsafe fn read_options<T: Copy>(options: *const T, usual: T) -> Result<T, Refused> {
-    if options.is_null() {
-        return Ok(usual);
-    }
-    // SAFETY: the caller's promise.
-    let size = unsafe { options.cast::<usize>().read() };
-    if size < size_of::<usize>() || size > size_of::<T>() {
-        return Err(refuse(
-            libc::EINVAL,
-            "options of an unknown size: begin with the ..._OPTIONS_INIT of the library's own header",
-        ));
-    }
-    let mut all = usual;
-    // SAFETY: both have as many bytes; the structures are plain numbers and pointers.
-    unsafe {
-        core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut all).cast::<u8>(), size);
-    }
-    Ok(all)
+/// As for [`options::read`].
+unsafe fn read_options<T: Copy>(given: *const T, defaults: T) -> Result<T, Refused> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { options::read(given, defaults) }.map_err(|(errno, text)| refuse(errno, text))
 }
 
-/// `orbit_error`.
+/// `orrery_orbit_inside`.
 #[unsafe(no_mangle)]
-pub extern "C" fn orbit_error() -> *const core::ffi::c_char {
-    orbit_error::text()
-}
-
-/// `orbit_inside`.
-#[unsafe(no_mangle)]
-pub extern "C" fn orbit_inside() -> c_int {
+pub extern "C" fn orrery_orbit_inside() -> c_int {
     c_int::from(orrery_orbit::is_orbit())
 }

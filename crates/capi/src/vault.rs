@@ -1,19 +1,15 @@
 //! `orrery/vault.h`: vaults that the processes of a program share.
 
-use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::time::Duration;
-use std::ffi::CString;
 
-use orrery_vault::Keeper;
+use orrery_vault::VaultService;
 use orrery_vault::shared::{Errno, Error, LOAD_ROOM, SharedVault, become_vault};
+
+use crate::error;
 
 /// A function of a vault.
 pub type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void, usize) -> isize;
-
-thread_local! {
-    static TEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
-}
 
 /// A function of a vault that tidies up.
 pub type Tidy = unsafe extern "C" fn(*mut c_void) -> c_long;
@@ -46,7 +42,7 @@ impl Functions {
     }
 }
 
-impl Keeper for Functions {
+impl VaultService for Functions {
     fn load(&mut self, request: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
         Self::run(self.load, self.context, request, answer)
     }
@@ -67,7 +63,7 @@ impl Keeper for Functions {
 /// # Safety
 /// The functions keep to the lengths that they are given, and may be called with `context` in the copy.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orrery_vault_new(
+pub unsafe extern "C" fn orrery_vault_create(
     load: Option<Function>,
     serve: Option<Function>,
     context: *mut c_void,
@@ -81,7 +77,7 @@ pub unsafe extern "C" fn orrery_vault_new(
 /// # Safety
 /// `program` and each of `arguments`, up to a null, are strings.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orrery_vault_start(
+pub unsafe extern "C" fn orrery_vault_spawn(
     program: *const c_char,
     arguments: *const *const c_char,
 ) -> *mut SharedVault {
@@ -104,36 +100,36 @@ pub unsafe extern "C" fn orrery_vault_start(
 /// In a program started as a vault: is it.
 ///
 /// # Safety
-/// As for [`orrery_vault_new`]; and the process has one thread.
+/// As for [`orrery_vault_create`]; and the process has one thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orrery_vault_main(
+pub unsafe extern "C" fn orrery_vault_run(
     load: Option<Function>,
     serve: Option<Function>,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { orrery_vault_main_tidy(load, serve, None, context) }
+    unsafe { orrery_vault_run_with_cleanup(load, serve, None, context) }
 }
 
 /// The same with a function that drops what is not wanted any more.
 ///
 /// # Safety
-/// As for [`orrery_vault_main`].
+/// As for [`orrery_vault_run`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orrery_vault_main_tidy(
+pub unsafe extern "C" fn orrery_vault_run_with_cleanup(
     load: Option<Function>,
     serve: Option<Function>,
     tidy: Option<Tidy>,
     context: *mut c_void,
 ) -> c_int {
-    let (Some(load), Some(serve)) = (load, serve) else { return fail(&Error::Errno(Errno::INVAL)) };
-    fail(&become_vault(Functions { load, serve, tidy, context }))
+    let (Some(load), Some(serve)) = (load, serve) else { return error::fail(Error::Errno(Errno::INVAL)) };
+    error::fail(become_vault(Functions { load, serve, tidy, context }))
 }
 
 /// Has the vault load something.
 ///
 /// # Safety
-/// `vault` came from [`orrery_vault_new`] or [`orrery_vault_start`]; `request` names `length` bytes, `answer` room for `room`.
+/// `vault` came from [`orrery_vault_create`] or [`orrery_vault_spawn`]; `request` names `length` bytes, `answer` room for `room`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_vault_load(
     vault: *const SharedVault,
@@ -181,19 +177,13 @@ pub unsafe extern "C" fn orrery_vault_call(
 /// Lets go of a vault.
 ///
 /// # Safety
-/// `vault` is null or came from [`orrery_vault_new`] or [`orrery_vault_start`]; nobody uses it any more.
+/// `vault` is null or came from [`orrery_vault_create`] or [`orrery_vault_spawn`]; nobody uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_vault_close(vault: *mut SharedVault) {
     if !vault.is_null() {
         // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(vault) });
     }
-}
-
-/// What the last call of this thread failed of, in words; null where none did.
-#[unsafe(no_mangle)]
-pub extern "C" fn orrery_vault_error() -> *const c_char {
-    TEXT.with_borrow(|text| text.as_ref().map_or(core::ptr::null(), |text| text.as_ptr()))
 }
 
 /// # Safety
@@ -223,26 +213,11 @@ fn handle(made: Result<SharedVault, Error>) -> *mut SharedVault {
 }
 
 fn no_vault(error: &Error) -> *mut SharedVault {
-    fail(error);
+    error::fail(error);
     core::ptr::null_mut()
 }
 
 fn minus_one(error: &Error) -> isize {
-    fail(error);
-    -1
-}
-
-fn fail(error: &Error) -> c_int {
-    TEXT.set(CString::new(error.to_string()).ok());
-    let number = match error {
-        Error::Gone => libc::EOWNERDEAD,
-        Error::TimedOut => libc::ETIMEDOUT,
-        Error::NotAlone { .. } => libc::EAGAIN,
-        Error::NoVault => libc::ENOTSOCK,
-        Error::Start { errno, .. } | Error::Errno(errno) => errno.raw_os_error(),
-        _ => libc::EIO,
-    };
-    // SAFETY: the C library's errno of this thread.
-    unsafe { *libc::__errno_location() = number };
+    error::fail(error);
     -1
 }

@@ -106,13 +106,18 @@ fn main() {
             languages.iter().flat_map(|(language, standards)| standards.iter().map(move |s| (*language, *s)))
         {
             for header in [
-                "orrery/lwc.h",
+                "orrery/orrery.h",
+                "orrery/error.h",
+                "orrery/failover.h",
+                "orrery/rollback.h",
                 "orrery/context.h",
-                "orrery/sessions.h",
+                "orrery/session.h",
                 "orrery/vault.h",
                 "orrery/orbit.h",
-                "orrery/orc.h",
-                "orbit/orbit.h",
+                "orrery/object.h",
+                "orrery/compat/lwc.h",
+                "orrery/compat/orbit.h",
+                "orrery/compat/orbit/orbit.h",
             ] {
                 let name = format!("{header}/{}/{standard}", compiler.of_c());
                 trials.push(Trial::test(name, move || compiler.check_header(header, language, standard)));
@@ -185,7 +190,7 @@ impl Compiler {
         let mut command = Command::new(self.of_c());
         command.args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", language]);
         // The types that the authors of orbits chose are no strict C: structures without names, arrays without ends.
-        let strict = header != "orbit/orbit.h";
+        let strict = header != "orrery/compat/orbit/orbit.h";
         let standard = if strict { standard.to_owned() } else { standard.replacen('c', "gnu", 1) };
         if strict {
             command.arg("-pedantic");
@@ -216,7 +221,14 @@ impl Build {
         if source.extension().is_some_and(|extension| extension == "c") {
             command.arg("-std=c11");
         }
-        command.arg("-I").arg(root().join("include")).arg(source).arg("-o").arg(&binary);
+        command
+            .arg("-I")
+            .arg(root().join("include"))
+            .arg("-I")
+            .arg(root().join("include/orrery/compat"))
+            .arg(source)
+            .arg("-o")
+            .arg(&binary);
         match self.library {
             Library::Shared => {
                 command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-L").arg(&libraries);

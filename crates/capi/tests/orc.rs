@@ -1,4 +1,4 @@
-//! `orrery/orc.h`, used by a C program on a store that `orrery` runs.
+//! `orrery/object.h`, used by a C program on a store that `orrery` runs.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 

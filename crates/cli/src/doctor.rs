@@ -53,7 +53,7 @@ impl Chosen {
     }
 }
 
-/// Tries everything and prints what it met.
+/// Tries every facility and prints the report.
 ///
 /// # Errors
 /// Those of writing to standard output.
@@ -66,5 +66,5 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         tried.iter().filter(|facility| facility.systems.iter().any(|user| systems.contains(user))).collect();
     let text = if arguments.json { json::of(&shown, &plan)? } else { table::of(&shown, &plan) };
     let mut output = io::stdout().lock();
-    writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")
+    writeln!(output, "{text}").and_then(|()| output.flush()).context("cannot write to standard output")
 }

@@ -1,4 +1,4 @@
-//! `orrery orbits`: the orbits of running programs, read from the pages that the programs keep for whoever may look.
+//! `orrery orbits`: the orbits of running programs, read from the statistics pages of these programs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,18 +15,18 @@ use serde::Serialize;
 
 /// Show the orbits of running programs: state, calls, queue, snapshots, restarts, memory, limits.
 ///
-/// Without a PID all programs are asked that may be looked into.
+/// Without a PID, the orbits of all programs that may be inspected are shown.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The program whose orbits to show
     pid: Option<u32>,
-    /// Show them again and again, with the calls per second in between
+    /// Repeat, with the calls per second since the last time
     #[arg(long)]
     watch: bool,
-    /// Seconds between two looks
+    /// Seconds between two reports
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
     every: f64,
-    /// Print JSON, whose keys stay the same from release to release; one line for each look with --watch
+    /// Print JSON, whose keys stay the same from release to release; with --watch, one line for each report
     #[arg(long)]
     json: bool,
 }
@@ -57,13 +57,13 @@ struct Row {
     process_limit: Option<u64>,
 }
 
-/// Calls per orbit at the last look.
+/// Calls per orbit at the last report.
 type Before = HashMap<(u32, String, u64), (u64, Instant)>;
 
-/// Prints what there is.
+/// Prints the orbits.
 ///
 /// # Errors
-/// No such process, or none that may be looked into; those of writing to standard output.
+/// There is no such process, or it may not be inspected; those of writing to standard output.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if !(0.05..=86_400.0).contains(&arguments.every) {
         bail!("--every {}: choose 0.05 to 86400 seconds", arguments.every);
@@ -71,14 +71,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let pause = Duration::from_secs_f64(arguments.every);
     let mut before = Before::new();
     loop {
-        let rows = look(arguments.pid, &mut before)?;
+        let rows = rows(arguments.pid, &mut before)?;
         let mut text = if arguments.json { serde_json::to_string(&rows)? } else { table(&rows) };
         if arguments.watch && !arguments.json {
             // Home, clear to the end.
             text.insert_str(0, "\x1b[H\x1b[J");
         }
         let mut output = io::stdout().lock();
-        writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")?;
+        writeln!(output, "{text}")
+            .and_then(|()| output.flush())
+            .context("cannot write to standard output")?;
         drop(output);
         if !arguments.watch {
             return Ok(());
@@ -87,15 +89,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-fn look(pid: Option<u32>, before: &mut Before) -> Result<Vec<Row>> {
+fn rows(pid: Option<u32>, before: &mut Before) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     if let Some(pid) = pid {
-        let found = of_process(pid).with_context(|| format!("look into process {pid}"))?;
+        let found = of_process(pid).with_context(|| format!("cannot inspect process {pid}"))?;
         rows.extend(found.into_iter().map(|found| row(pid, found, before)));
     } else {
-        for entry in fs::read_dir("/proc").context("read /proc")?.flatten() {
+        for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // Others' processes, and those that have just ended, are passed over.
+            // Processes of others, and those that have just ended, are skipped.
             let Ok(found) = of_process(pid) else { continue };
             rows.extend(found.into_iter().map(|found| row(pid, found, before)));
         }

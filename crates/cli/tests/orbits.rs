@@ -72,7 +72,7 @@ fn orbits_are_shown() {
 fn nonsense_is_refused() {
     let none = orbits(&["4294967295"]).output().unwrap();
     assert!(!none.status.success());
-    assert!(String::from_utf8_lossy(&none.stderr).contains("look into process 4294967295"));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("cannot inspect process 4294967295"));
     assert!(!orbits(&["--watch", "--every", "0"]).output().unwrap().status.success());
     assert!(!orbits(&["--every", "2"]).output().unwrap().status.success(), "only with --watch");
 }

@@ -10,7 +10,7 @@ use crate::setup_step::SetupStep;
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
-    #[error("{0}")]
+    #[error(transparent)]
     System(#[from] orrery_sys::Error),
     /// The new process came up but could not become the domain that was asked for.
     #[error("the new domain failed to {step}: {errno}; {}", step.advice())]
@@ -27,7 +27,7 @@ pub enum Error {
         end: End,
     },
     /// The parked process that makes new instances is dead.
-    #[error("the spare from which domain {name} restarts is dead: create the domain anew")]
+    #[error("the spare from which domain {name} restarts is dead: create the domain again")]
     SpareGone {
         /// The domain's name.
         name: String,

@@ -4,7 +4,8 @@ use core::alloc::Layout;
 
 use orrery_memory::PAGE;
 use orrery_memory::area::{
-    Area, AreaBox, AreaOptions, AreaVec, AreaArena, DeltaRef, Error, Mirror, Mode, View, in_orbit, without_areas,
+    Area, AreaArena, AreaBox, AreaOptions, AreaVec, DeltaRef, Error, Mirror, Mode, View, in_orbit,
+    without_areas,
 };
 
 fn options(capacity: usize) -> AreaOptions {

@@ -51,7 +51,7 @@ pub(crate) const FAMILY: Family = Family {
             name: "kcmp",
             systems: &[System::LwcRollback, System::LwcContexts, System::Orthros],
             purpose: "tells whether two descriptors are the same open file",
-            fallback: "device and inode are compared, which misses a file opened anew",
+            fallback: "device and inode are compared, which misses a file that was opened again",
             probe: Probe::Child(kcmp),
         },
         Row {

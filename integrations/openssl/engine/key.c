@@ -75,12 +75,12 @@ static struct orrery_vault *vault_other_than(const struct orrery_vault *broken) 
     struct orrery_vault *now = vault;
     if (now == broken) {
         const char *path = find_program(), *arguments[] = {"orrery-vault", NULL};
-        now = path ? orrery_vault_start(path, arguments) : NULL;
+        now = path ? orrery_vault_spawn(path, arguments) : NULL;
         /* A broken one is left alone: other threads may be about to notice. */
         if (now)
             vault = now;
         else
-            vault_key_complain("%s", path ? orrery_vault_error() : "no program for the vault");
+            vault_key_complain("%s", path ? orrery_last_error() : "no program for the vault");
     }
     pthread_mutex_unlock(&lock);
     return now;
@@ -100,7 +100,7 @@ static int load(const struct orrery_vault *into, const struct vault_key *key) {
     if (said > 0)
         vault_key_complain("%.*s", (int)said, answer);
     else if (said < 0)
-        vault_key_complain("loading %s: %s", key->path, orrery_vault_error());
+        vault_key_complain("loading %s: %s", key->path, orrery_last_error());
     free(request);
     return said == 0;
 }
@@ -196,6 +196,6 @@ ssize_t vault_key_call(const struct vault_key *key, struct call_request *call, c
     }
     if (done < 0)
         vault_key_complain("%s", errno == EBADMSG ? "the vault refuses to work with these data"
-                                                  : orrery_vault_error());
+                                                  : orrery_last_error());
     return done;
 }

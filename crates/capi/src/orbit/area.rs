@@ -11,7 +11,7 @@ use orrery_orbit::{Area, AreaOptions, Mode, is_orbit};
 
 use super::{Handle, Refused, read_options, refuse, status};
 
-/// `struct orbit_area_options`.
+/// `struct orrery_area_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -28,19 +28,19 @@ pub struct Options {
 const USUAL: Options =
     Options { size: size_of::<Options>(), mode: 0, capacity: 0, address: core::ptr::null_mut() };
 
-/// `orbit_area_create`.
+/// `orrery_area_create`.
 #[unsafe(no_mangle)]
-pub extern "C" fn orbit_area_create(size: usize) -> *mut Handle<Area> {
+pub extern "C" fn orrery_area_create(size: usize) -> *mut Handle<Area> {
     // SAFETY: no options.
-    unsafe { orbit_area_create_with(size, core::ptr::null()) }
+    unsafe { orrery_area_create_with(size, core::ptr::null()) }
 }
 
-/// `orbit_area_create_with`.
+/// `orrery_area_create_with`.
 ///
 /// # Safety
 /// The options are null or a structure with its size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_area_create_with(size: usize, options: *const Options) -> *mut Handle<Area> {
+pub unsafe extern "C" fn orrery_area_create_with(size: usize, options: *const Options) -> *mut Handle<Area> {
     // SAFETY: the caller's promise.
     let made = unsafe { read_options(options, USUAL) }.and_then(|given| {
         let mut options = AreaOptions::default();
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn orbit_area_create_with(size: usize, options: *const Opt
             other => {
                 return Err(refuse(
                     libc::EINVAL,
-                    &format!("{other} is no mode of an area (enum orbit_mode)"),
+                    &format!("{other} is no mode of an area (enum orrery_area_mode)"),
                 ));
             }
         };
@@ -62,12 +62,12 @@ pub unsafe extern "C" fn orbit_area_create_with(size: usize, options: *const Opt
     made.map_or(core::ptr::null_mut(), Handle::make)
 }
 
-/// `orbit_area_destroy`.
+/// `orrery_area_destroy`.
 ///
 /// # Safety
-/// The handle is null or one that `orbit_area_create` gave, and neither it nor its memory is used any more.
+/// The handle is null or one that `orrery_area_create` gave, and neither it nor its memory is used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_area_destroy(area: *mut Handle<Area>) -> c_int {
+pub unsafe extern "C" fn orrery_area_destroy(area: *mut Handle<Area>) -> c_int {
     if is_orbit() {
         return status(Err(refuse(libc::EPERM, "an orbit cannot destroy main's areas")));
     }
@@ -139,22 +139,22 @@ unsafe fn seal(block: NonNull<u8>, size: usize, alignment: usize) -> *mut c_void
     }
 }
 
-/// `orbit_alloc`.
+/// `orrery_area_alloc`.
 ///
 /// # Safety
-/// The handle is null or one that `orbit_area_create` gave.
+/// The handle is null or one that `orrery_area_create` gave.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_alloc(area: *mut Handle<Area>, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn orrery_area_alloc(area: *mut Handle<Area>, size: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { orbit_alloc_aligned(area, HEAD, size) }
+    unsafe { orrery_area_alloc_aligned(area, HEAD, size) }
 }
 
-/// `orbit_alloc_aligned`.
+/// `orrery_area_alloc_aligned`.
 ///
 /// # Safety
-/// As for [`orbit_alloc`].
+/// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_alloc_aligned(
+pub unsafe extern "C" fn orrery_area_alloc_aligned(
     area: *mut Handle<Area>,
     alignment: usize,
     size: usize,
@@ -172,19 +172,19 @@ pub unsafe extern "C" fn orbit_alloc_aligned(
     made.unwrap_or(core::ptr::null_mut())
 }
 
-/// `orbit_realloc`.
+/// `orrery_area_realloc`.
 ///
 /// # Safety
-/// As for [`orbit_alloc`]; the memory is null or a block of this area, used by nobody else.
+/// As for [`orrery_area_alloc`]; the memory is null or a block of this area, used by nobody else.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_realloc(
+pub unsafe extern "C" fn orrery_area_realloc(
     area: *mut Handle<Area>,
     memory: *mut c_void,
     size: usize,
 ) -> *mut c_void {
     if memory.is_null() {
         // SAFETY: the caller's promise.
-        return unsafe { orbit_alloc(area, size) };
+        return unsafe { orrery_area_alloc(area, size) };
     }
     // SAFETY: as above.
     let made = unsafe { Handle::in_main(area, "area") }.and_then(|area| {
@@ -207,12 +207,12 @@ pub unsafe extern "C" fn orbit_realloc(
     made.unwrap_or(core::ptr::null_mut())
 }
 
-/// `orbit_free`.
+/// `orrery_area_free`.
 ///
 /// # Safety
-/// As for [`orbit_realloc`].
+/// As for [`orrery_area_realloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_free(area: *mut Handle<Area>, memory: *mut c_void) -> c_int {
+pub unsafe extern "C" fn orrery_area_free(area: *mut Handle<Area>, memory: *mut c_void) -> c_int {
     if memory.is_null() || is_orbit() {
         return 0;
     }
@@ -234,43 +234,43 @@ fn foreign(memory: *mut c_void) -> Refused {
     refuse(libc::EINVAL, &format!("there is no block of this area at {memory:p}, or it was given back"))
 }
 
-/// `orbit_area_contains`.
+/// `orrery_area_contains`.
 ///
 /// # Safety
-/// As for [`orbit_alloc`].
+/// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_area_contains(area: *mut Handle<Area>, address: *const c_void) -> c_int {
+pub unsafe extern "C" fn orrery_area_contains(area: *mut Handle<Area>, address: *const c_void) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { Handle::get(area, "area") }.map_or(-1, |area| c_int::from(area.contains(address)))
 }
 
-/// `orbit_area_base`.
+/// `orrery_area_base`.
 ///
 /// # Safety
-/// As for [`orbit_alloc`].
+/// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_area_base(area: *mut Handle<Area>) -> *mut c_void {
+pub unsafe extern "C" fn orrery_area_base(area: *mut Handle<Area>) -> *mut c_void {
     // SAFETY: the caller's promise.
     let raw = unsafe { Handle::get(area, "area") }.and_then(|area| Ok(area.raw()?));
     raw.map_or(core::ptr::null_mut(), |(base, _)| base.as_ptr().cast())
 }
 
-/// `orbit_area_use`.
+/// `orrery_area_use`.
 ///
 /// # Safety
-/// As for [`orbit_alloc`].
+/// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_area_use(area: *mut Handle<Area>, used: usize) -> c_int {
+pub unsafe extern "C" fn orrery_area_use(area: *mut Handle<Area>, used: usize) -> c_int {
     // SAFETY: the caller's promise.
     status(unsafe { Handle::get(area, "area") }.and_then(|area| Ok(area.set_used(used)?)))
 }
 
-/// `orbit_area_used`.
+/// `orrery_area_used`.
 ///
 /// # Safety
-/// As for [`orbit_alloc`].
+/// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_area_used(area: *mut Handle<Area>) -> usize {
+pub unsafe extern "C" fn orrery_area_used(area: *mut Handle<Area>) -> usize {
     // SAFETY: the caller's promise.
     unsafe { Handle::get(area, "area") }.map_or(0, Area::used)
 }

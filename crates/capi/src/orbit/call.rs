@@ -32,10 +32,9 @@ impl<'a> Wanted<'a> {
         if count > 0 && list.is_null() || size > 0 && bytes.is_null() {
             return Err(refuse(libc::EINVAL, "a null pointer in place of areas or arguments"));
         }
-        let flags = u32::try_from(flags)
-            .ok()
-            .and_then(Flags::from_bits)
-            .ok_or_else(|| refuse(libc::EINVAL, "a call has flags that mean nothing (enum orbit_flags)"))?;
+        let flags = u32::try_from(flags).ok().and_then(Flags::from_bits).ok_or_else(|| {
+            refuse(libc::EINVAL, "a call has flags that mean nothing (enum orrery_orbit_flags)")
+        })?;
         // SAFETY: the caller's promise.
         unsafe {
             let orbit = Handle::in_main(orbit, "orbit")?;
@@ -67,12 +66,12 @@ fn value(result: Result<i64, Refused>) -> c_long {
     }
 }
 
-/// `orbit_call`.
+/// `orrery_orbit_call`.
 ///
 /// # Safety
 /// The handles are null or good, and the pointers lead to as many elements as is said.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_call(
+pub unsafe extern "C" fn orrery_orbit_call(
     orbit: *mut Handle<Orbit>,
     count: usize,
     areas: *const *mut Handle<Area>,
@@ -80,15 +79,15 @@ pub unsafe extern "C" fn orbit_call(
     size: usize,
 ) -> c_long {
     // SAFETY: the caller's promise.
-    unsafe { orbit_call_function(orbit, count, areas, None, arguments, size) }
+    unsafe { orrery_orbit_call_function(orbit, count, areas, None, arguments, size) }
 }
 
-/// `orbit_call_function`.
+/// `orrery_orbit_call_function`.
 ///
 /// # Safety
-/// As for [`orbit_call`]; the function is of its type.
+/// As for [`orrery_orbit_call`]; the function is of its type.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_call_function(
+pub unsafe extern "C" fn orrery_orbit_call_function(
     orbit: *mut Handle<Orbit>,
     count: usize,
     areas: *const *mut Handle<Area>,
@@ -101,12 +100,12 @@ pub unsafe extern "C" fn orbit_call_function(
     value(wanted.and_then(|wanted| wanted.make(Orbit::call)))
 }
 
-/// `orbit_call_async`.
+/// `orrery_orbit_call_async`.
 ///
 /// # Safety
-/// As for [`orbit_call_function`].
+/// As for [`orrery_orbit_call_function`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_call_async(
+pub unsafe extern "C" fn orrery_orbit_call_async(
     orbit: *mut Handle<Orbit>,
     flags: c_int,
     count: usize,
@@ -137,22 +136,22 @@ pub(super) unsafe fn future<'a>(future: *mut Future) -> Result<&'a Future, Refus
     unsafe { future.as_ref() }.ok_or_else(|| refuse(libc::EINVAL, "a null pointer in place of a future"))
 }
 
-/// `orbit_future_get`.
+/// `orrery_orbit_future_get`.
 ///
 /// # Safety
-/// The future is null or one that `orbit_call_async` gave, and was not freed.
+/// The future is null or one that `orrery_orbit_call_async` gave, and was not freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_future_get(place: *mut Future) -> c_long {
+pub unsafe extern "C" fn orrery_orbit_future_get(place: *mut Future) -> c_long {
     // SAFETY: the caller's promise.
     value(unsafe { future(place) }.and_then(|future| Ok(future.get()?)))
 }
 
-/// `orbit_future_wait`.
+/// `orrery_orbit_future_wait`.
 ///
 /// # Safety
-/// As for [`orbit_future_get`]; the place for the value is null or writable.
+/// As for [`orrery_orbit_future_get`]; the place for the value is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_future_wait(
+pub unsafe extern "C" fn orrery_orbit_future_wait(
     place: *mut Future,
     milliseconds: c_uint,
     result: *mut c_long,
@@ -171,25 +170,25 @@ pub unsafe extern "C" fn orbit_future_wait(
     }
 }
 
-/// `orbit_future_cancel`.
+/// `orrery_orbit_future_cancel`.
 ///
 /// # Safety
-/// As for [`orbit_future_get`].
+/// As for [`orrery_orbit_future_get`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_future_cancel(place: *mut Future) -> c_int {
+pub unsafe extern "C" fn orrery_orbit_future_cancel(place: *mut Future) -> c_int {
     // SAFETY: the caller's promise.
     let cancelled = unsafe { future(place) }.and_then(|future| Ok(future.cancel()?));
     cancelled.map_or(-1, c_int::from)
 }
 
-/// `orbit_future_free`.
+/// `orrery_orbit_future_destroy`.
 ///
 /// # Safety
-/// As for [`orbit_future_get`]; it is not used any more.
+/// As for [`orrery_orbit_future_get`]; it is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_future_free(place: *mut Future) {
+pub unsafe extern "C" fn orrery_orbit_future_destroy(place: *mut Future) {
     if !place.is_null() {
-        // SAFETY: made by `orbit_call_async`.
+        // SAFETY: made by `orrery_orbit_call_async`.
         drop(unsafe { Box::from_raw(place) });
     }
 }

@@ -7,12 +7,12 @@ use orrery_orbit::{BackPressure, Backoff, Life, Limits, Orbit, Reaper, Restart, 
 
 use super::{Handle, Refused, read_options, refuse, status};
 
-/// `orbit_entry`: arguments and store.
+/// `orrery_orbit_entry`: arguments and store.
 pub type Entry = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long;
 /// What makes the store.
 pub type Init = unsafe extern "C" fn() -> *mut c_void;
 
-/// `struct orbit_options`.
+/// `struct orrery_orbit_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -46,7 +46,7 @@ pub struct Options {
     pub healthy_after: c_uint,
 }
 
-/// `ORBIT_RESTART_WITHOUT_LIMIT`.
+/// `ORRERY_ORBIT_RESTART_WITHOUT_LIMIT`.
 const WITHOUT_LIMIT: c_uint = c_uint::MAX;
 
 const USUAL: Options = Options {
@@ -96,26 +96,26 @@ impl Options {
     }
 }
 
-/// `orbit_create`.
+/// `orrery_orbit_create`.
 ///
 /// # Safety
 /// The name is null or a C string; the functions are of their types.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_create(
+pub unsafe extern "C" fn orrery_orbit_create(
     name: *const c_char,
     entry: Option<Entry>,
     init: Option<Init>,
 ) -> *mut Handle<Orbit> {
     // SAFETY: the caller's promise.
-    unsafe { orbit_create_with(name, entry, init, core::ptr::null()) }
+    unsafe { orrery_orbit_create_with(name, entry, init, core::ptr::null()) }
 }
 
-/// `orbit_create_with`.
+/// `orrery_orbit_create_with`.
 ///
 /// # Safety
-/// As for [`orbit_create`]; the options are null or a structure with its size.
+/// As for [`orrery_orbit_create`]; the options are null or a structure with its size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_create_with(
+pub unsafe extern "C" fn orrery_orbit_create_with(
     name: *const c_char,
     entry: Option<Entry>,
     init: Option<Init>,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn orbit_create_with(
 }
 
 /// # Safety
-/// As for [`orbit_create_with`].
+/// As for [`orrery_orbit_create_with`].
 unsafe fn create(
     name: *const c_char,
     entry: Option<Entry>,
@@ -149,19 +149,19 @@ unsafe fn create(
                 return Err(refuse(
                     libc::EINVAL,
                     "restart_limit, backoff_first_ms, backoff_longest_ms and healthy_after_ms go with \
-                     ORBIT_RESTART_ON_CRASH or ORBIT_RESTART_ALWAYS",
+                     ORRERY_ORBIT_RESTART_ON_CRASH or ORRERY_ORBIT_RESTART_ALWAYS",
                 ));
             }
             (1, backoff) => Restart::OnCrash(backoff.unwrap_or_default()),
             (2, backoff) => Restart::Always(backoff.unwrap_or_default()),
-            (other, _) => return Err(unknown("restart policy (enum orbit_restart)", other)),
+            (other, _) => return Err(unknown("restart policy (enum orrery_orbit_restart)", other)),
         })
         .back_pressure(match options.when_full {
             0 => BackPressure::WaitAtMost(Duration::from_secs(1)),
             1 => BackPressure::Wait,
             2 => BackPressure::Fail,
             3 => BackPressure::CancelOldest,
-            other => return Err(unknown("way with a full queue (enum orbit_when_full)", other)),
+            other => return Err(unknown("way with a full queue (enum orrery_orbit_when_full)", other)),
         })
         .reaper(match options.reaper {
             0 => Reaper::Library,
@@ -169,11 +169,11 @@ unsafe fn create(
             1 => {
                 return Err(refuse(
                     libc::EINVAL,
-                    "an orbit that is restarted is reaped by the library: ORBIT_REAP_PROGRAM goes with \
-                     ORBIT_RESTART_NEVER",
+                    "an orbit that is restarted is reaped by the library: ORRERY_ORBIT_REAP_PROGRAM goes with \
+                     ORRERY_ORBIT_RESTART_NEVER",
                 ));
             }
-            other => return Err(unknown("reaper (enum orbit_reaper)", other)),
+            other => return Err(unknown("reaper (enum orrery_orbit_reaper)", other)),
         });
     let mut limits = Limits::default();
     limits.memory = (options.memory > 0).then_some(options.memory as u64);
@@ -206,46 +206,46 @@ unsafe fn create(
     Ok(builder.create()?)
 }
 
-/// `orbit_destroy`.
+/// `orrery_orbit_destroy`.
 ///
 /// # Safety
-/// The handle is null or one that `orbit_create` gave, and used by nobody else.
+/// The handle is null or one that `orrery_orbit_create` gave, and used by nobody else.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_destroy(orbit: *mut Handle<Orbit>) -> c_int {
+pub unsafe extern "C" fn orrery_orbit_destroy(orbit: *mut Handle<Orbit>) -> c_int {
     // SAFETY: the caller's promise. It is taken only where it can be ended.
     let ended = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|known| Ok(known.destroy()?));
     // SAFETY: as above.
     status(ended.and_then(|()| unsafe { Handle::take(orbit, "orbit") }).map(drop))
 }
 
-/// `orbit_pid`.
+/// `orrery_orbit_pid`.
 ///
 /// # Safety
-/// The handle is null or one that `orbit_create` gave.
+/// The handle is null or one that `orrery_orbit_create` gave.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_pid(orbit: *mut Handle<Orbit>) -> c_int {
+pub unsafe extern "C" fn orrery_orbit_pid(orbit: *mut Handle<Orbit>) -> c_int {
     // SAFETY: the caller's promise.
     let pid = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.pid()?));
     pid.map_or(-1, u32::cast_signed)
 }
 
-/// `orbit_alive`.
+/// `orrery_orbit_alive`.
 ///
 /// # Safety
-/// As for [`orbit_pid`].
+/// As for [`orrery_orbit_pid`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_alive(orbit: *mut Handle<Orbit>) -> c_int {
+pub unsafe extern "C" fn orrery_orbit_alive(orbit: *mut Handle<Orbit>) -> c_int {
     // SAFETY: the caller's promise.
     let life = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.life()?));
     life.map_or(-1, |life| c_int::from(matches!(life, Life::Up)))
 }
 
-/// `orbit_restarts`.
+/// `orrery_orbit_restarts`.
 ///
 /// # Safety
-/// As for [`orbit_pid`].
+/// As for [`orrery_orbit_pid`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_restarts(orbit: *mut Handle<Orbit>) -> c_long {
+pub unsafe extern "C" fn orrery_orbit_restarts(orbit: *mut Handle<Orbit>) -> c_long {
     // SAFETY: the caller's promise.
     let restarts = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.restarts()?));
     restarts.map_or(-1, |restarts| c_long::try_from(restarts).unwrap_or(c_long::MAX))

@@ -9,10 +9,10 @@ use orrery_sys::maps::{Access, Maps};
 use super::call::future;
 use super::{Refused, clear_errno, refuse, status};
 
-/// `orbit_operation`.
+/// `orrery_orbit_operation`.
 pub type Operation = unsafe extern "C" fn(usize, *mut usize) -> usize;
 
-/// `orbit_update`.
+/// `orrery_orbit_update`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct COrbitUpdate {
@@ -22,7 +22,7 @@ pub struct COrbitUpdate {
 /// What is inside.
 #[derive(Debug)]
 enum Inside {
-    /// On its way out, in memory that `orbit_update_create` gave.
+    /// On its way out, in memory that `orrery_orbit_update_create` gave.
     Outgoing(Scratch),
     /// Arrived.
     Arrived(Arrived),
@@ -37,7 +37,7 @@ struct Arrived {
     _words: Vec<Box<[c_ulong]>>,
 }
 
-/// `struct orbit_record`.
+/// `struct orrery_orbit_record`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CRecord {
@@ -54,7 +54,7 @@ const DATA: c_int = 1;
 const MODIFY: c_int = 2;
 const OPERATION: c_int = 3;
 
-/// Calls a function of one pointer: `orbit_update_add_call` sends this with the function and its argument.
+/// Calls a function of one pointer: `orrery_orbit_update_add_call` sends this with the function and its argument.
 unsafe extern "C" fn call_one(count: usize, arguments: *mut usize) -> usize {
     if count != 2 {
         return 0;
@@ -100,9 +100,9 @@ fn words_of(bytes: &[u8]) -> Box<[c_ulong]> {
     bytes.as_chunks().0.iter().map(|word| c_ulong::from_ne_bytes(*word)).collect()
 }
 
-/// `orbit_update_create`.
+/// `orrery_orbit_update_create`.
 #[unsafe(no_mangle)]
-pub extern "C" fn orbit_update_create() -> *mut COrbitUpdate {
+pub extern "C" fn orrery_orbit_update_create() -> *mut COrbitUpdate {
     if !orrery_orbit::is_orbit() {
         refuse(libc::EPERM, "updates are made by tasks that run in an orbit: this process is none");
         return core::ptr::null_mut();
@@ -152,12 +152,12 @@ unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Refuse
     }
 }
 
-/// `orbit_update_add_data`.
+/// `orrery_orbit_update_add_data`.
 ///
 /// # Safety
 /// The update is null or good; the data is as long as is said.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_add_data(
+pub unsafe extern "C" fn orrery_orbit_update_add_data(
     update: *mut COrbitUpdate,
     data: *const c_void,
     size: usize,
@@ -171,12 +171,12 @@ pub unsafe extern "C" fn orbit_update_add_data(
     })
 }
 
-/// `orbit_update_add_modify`.
+/// `orrery_orbit_update_add_modify`.
 ///
 /// # Safety
-/// As for [`orbit_update_add_data`].
+/// As for [`orrery_orbit_update_add_data`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_add_modify(
+pub unsafe extern "C" fn orrery_orbit_update_add_modify(
     update: *mut COrbitUpdate,
     address: *mut c_void,
     data: *const c_void,
@@ -191,12 +191,12 @@ pub unsafe extern "C" fn orbit_update_add_modify(
     })
 }
 
-/// `orbit_update_add_operation`.
+/// `orrery_orbit_update_add_operation`.
 ///
 /// # Safety
-/// As for [`orbit_update_add_data`], for the arguments; the operation is of its type.
+/// As for [`orrery_orbit_update_add_data`], for the arguments; the operation is of its type.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_add_operation(
+pub unsafe extern "C" fn orrery_orbit_update_add_operation(
     update: *mut COrbitUpdate,
     operation: Option<Operation>,
     count: usize,
@@ -219,12 +219,12 @@ pub unsafe extern "C" fn orbit_update_add_operation(
     status(added)
 }
 
-/// `orbit_update_add_call`.
+/// `orrery_orbit_update_add_call`.
 ///
 /// # Safety
 /// The update is null or good; the function is of its type.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_add_call(
+pub unsafe extern "C" fn orrery_orbit_update_add_call(
     update: *mut COrbitUpdate,
     function: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
     argument: *mut c_void,
@@ -238,23 +238,23 @@ pub unsafe extern "C" fn orbit_update_add_call(
     status(added)
 }
 
-/// `orbit_push`.
+/// `orrery_orbit_push`.
 ///
 /// # Safety
 /// The update is null or good.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_push(update: *mut COrbitUpdate) -> c_long {
+pub unsafe extern "C" fn orrery_orbit_push(update: *mut COrbitUpdate) -> c_long {
     // SAFETY: the caller's promise.
     let sent = unsafe { outgoing(update) }.and_then(|scratch| Ok(orrery_orbit::send(scratch)?));
     status(sent).into()
 }
 
-/// `pull_orbit`.
+/// `orrery_orbit_pull`.
 ///
 /// # Safety
 /// The future is null or good; the update is null or writable, and holds nothing that is still needed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pull_orbit(place: *mut Future, update: *mut COrbitUpdate) -> c_long {
+pub unsafe extern "C" fn orrery_orbit_pull(place: *mut Future, update: *mut COrbitUpdate) -> c_long {
     // SAFETY: the caller's promise.
     let pulled = unsafe { future(place) }.and_then(|future| {
         if update.is_null() {
@@ -327,12 +327,12 @@ impl Arrived {
     }
 }
 
-/// `orbit_update_first`.
+/// `orrery_orbit_update_first`.
 ///
 /// # Safety
-/// The update is null or one that `pull_orbit` filled in.
+/// The update is null or one that `orrery_orbit_pull` filled in.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_first(update: *mut COrbitUpdate) -> *const CRecord {
+pub unsafe extern "C" fn orrery_orbit_update_first(update: *mut COrbitUpdate) -> *const CRecord {
     // SAFETY: the caller's promise.
     unsafe { arrived(update) }
         .ok()
@@ -340,12 +340,12 @@ pub unsafe extern "C" fn orbit_update_first(update: *mut COrbitUpdate) -> *const
         .map_or(core::ptr::null(), core::ptr::from_ref)
 }
 
-/// `orbit_update_next`.
+/// `orrery_orbit_update_next`.
 ///
 /// # Safety
-/// As for [`orbit_update_first`].
+/// As for [`orrery_orbit_update_first`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_next(
+pub unsafe extern "C" fn orrery_orbit_update_next(
     update: *mut COrbitUpdate,
     record: *const CRecord,
 ) -> *const CRecord {
@@ -363,12 +363,12 @@ fn index(arrived: &Arrived, record: *const CRecord) -> Result<usize, Refused> {
     found.ok_or_else(|| refuse(libc::EINVAL, "this is no record of this update"))
 }
 
-/// `orbit_apply`.
+/// `orrery_orbit_apply`.
 ///
 /// # Safety
-/// As for [`orbit_update_first`]; what the task wishes is good for the program.
+/// As for [`orrery_orbit_update_first`]; what the task wishes is good for the program.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_apply(update: *mut COrbitUpdate) -> c_int {
+pub unsafe extern "C" fn orrery_orbit_apply(update: *mut COrbitUpdate) -> c_int {
     // SAFETY: the caller's promise.
     status(unsafe { arrived(update) }.and_then(|arrived| {
         // SAFETY: as above.
@@ -376,12 +376,15 @@ pub unsafe extern "C" fn orbit_apply(update: *mut COrbitUpdate) -> c_int {
     }))
 }
 
-/// `orbit_apply_record`.
+/// `orrery_orbit_apply_record`.
 ///
 /// # Safety
-/// As for [`orbit_apply`].
+/// As for [`orrery_orbit_apply`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_apply_record(update: *mut COrbitUpdate, record: *const CRecord) -> c_int {
+pub unsafe extern "C" fn orrery_orbit_apply_record(
+    update: *mut COrbitUpdate,
+    record: *const CRecord,
+) -> c_int {
     // SAFETY: the caller's promise.
     status(unsafe { arrived(update) }.and_then(|arrived| {
         let at = index(arrived, record)?;
@@ -393,19 +396,19 @@ pub unsafe extern "C" fn orbit_apply_record(update: *mut COrbitUpdate, record: *
     }))
 }
 
-/// `orbit_update_free`.
+/// `orrery_orbit_update_destroy`.
 ///
 /// # Safety
-/// The update is null, came from `orbit_update_create`, or was filled in by `pull_orbit`; it is not used any more.
+/// The update is null, came from `orrery_orbit_update_create`, or was filled in by `orrery_orbit_pull`; it is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orbit_update_free(update: *mut COrbitUpdate) {
+pub unsafe extern "C" fn orrery_orbit_update_destroy(update: *mut COrbitUpdate) {
     // SAFETY: the caller's promise.
     let Some(place) = (unsafe { update.as_mut() }) else { return };
     let records = core::mem::replace(&mut place.records, core::ptr::null_mut());
     if records.is_null() {
         return;
     }
-    // SAFETY: made by `orbit_update_create` or `pull_orbit`.
+    // SAFETY: made by `orrery_orbit_update_create` or `orrery_orbit_pull`.
     if let Inside::Outgoing(_) = *unsafe { Box::from_raw(records) } {
         // The structure around it is the library's, too.
         // SAFETY: as above.

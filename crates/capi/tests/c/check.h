@@ -7,15 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <orrery/lwc.h>
+#include <orrery/rollback.h>
 
 /* Ends the program with what was wrong. Uses no buffer, since resumes take buffers back. */
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \
-            const char *error_ = lw_error();                                                                 \
-            dprintf(2, "%s:%d: not so: %s (errno %d %s; lw_error: %s)\n", __FILE__, __LINE__, #condition,    \
-                    errno, strerror(errno), error_ ? error_ : "none");                                       \
+            const char *error_ = orrery_last_error();                                                        \
+            dprintf(2, "%s:%d: not so: %s (errno %d %s; orrery_last_error: %s)\n", __FILE__, __LINE__,       \
+                    #condition, errno, strerror(errno), error_ ? error_ : "none");                           \
             _exit(1);                                                                                        \
         }                                                                                                    \
     } while (0)
@@ -26,7 +26,7 @@
         errno = 0;                                                                                           \
         CHECK((call) == -1);                                                                                 \
         CHECK(errno == (number));                                                                            \
-        CHECK(lw_error() && *lw_error());                                                                    \
+        CHECK(orrery_last_error() && *orrery_last_error());                                                  \
     } while (0)
 
 #include <unistd.h>

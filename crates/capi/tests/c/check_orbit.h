@@ -15,9 +15,9 @@
     do {                                                                                                     \
         int errno_ = errno;                                                                                  \
         if (!(condition)) {                                                                                  \
-            const char *error_ = orbit_error();                                                              \
-            dprintf(2, "%s:%d: not so: %s (errno %d %s; orbit_error: %s)\n", __FILE__, __LINE__, #condition, \
-                    errno_, strerror(errno_), error_ ? error_ : "none");                                     \
+            const char *error_ = orrery_last_error();                                                        \
+            dprintf(2, "%s:%d: not so: %s (errno %d %s; orrery_last_error: %s)\n", __FILE__, __LINE__,       \
+                    #condition, errno_, strerror(errno_), error_ ? error_ : "none");                         \
             _exit(1);                                                                                        \
         }                                                                                                    \
     } while (0)
@@ -28,7 +28,7 @@
         errno = 0;                                                                                           \
         CHECK((expression) == (value));                                                                      \
         CHECK(errno == (number));                                                                            \
-        CHECK(orbit_error() && *orbit_error());                                                              \
+        CHECK(orrery_last_error() && *orrery_last_error());                                                  \
     } while (0)
 
 #endif

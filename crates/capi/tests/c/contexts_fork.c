@@ -18,11 +18,11 @@ static int wait_for(pid_t child) {
 int main(void) {
     long *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    struct lwc_spec spec = {LWC_VM, LWC_SHARE, (uintptr_t)shared, 4096};
+    struct orrery_context_spec spec = {ORRERY_CONTEXT_VM, ORRERY_CONTEXT_SHARE, (uintptr_t)shared, 4096};
     pid_t root = getpid();
     int caller;
     uint64_t args;
-    int sum = lwCreate(&spec, 1, 0, &caller, &args);
+    int sum = orrery_context_create(&spec, 1, 0, &caller, &args);
     CHECK(sum >= 0);
     if (getpid() != root) {
         uint64_t total = 0;
@@ -31,38 +31,38 @@ int main(void) {
             ++*shared;
             if (args == 13)
                 kill(getpid(), SIGKILL);
-            CHECK(lwSwitch(caller, total, &args) == caller);
+            CHECK(orrery_context_switch(caller, total, &args) == caller);
         }
     }
-    CHECK(lwSwitch(sum, 3, &args) == sum && args == 3 && *shared == 1);
+    CHECK(orrery_context_switch(sum, 3, &args) == sum && args == 3 && *shared == 1);
 
-    pid_t child = lwFork();
+    pid_t child = orrery_context_fork();
     CHECK(child >= 0);
     if (child == 0) {
-        CHECK(lwSwitch(sum, 4, &args) == sum && args == 7 && *shared == 2);
-        CHECK(lwSwitch(sum, 4, &args) == sum && args == 11 && *shared == 3);
+        CHECK(orrery_context_switch(sum, 4, &args) == sum && args == 7 && *shared == 2);
+        CHECK(orrery_context_switch(sum, 4, &args) == sum && args == 11 && *shared == 3);
         _exit(5);
     }
     CHECK(wait_for(child) == 5);
-    CHECK(lwSwitch(sum, 1, &args) == sum && args == 4 && *shared == 2);
+    CHECK(orrery_context_switch(sum, 1, &args) == sum && args == 4 && *shared == 2);
 
     /* Killed, it goes on from what it kept. */
-    CHECK(lwKeepGood(sum) == 0);
-    CHECK(lwSwitch(sum, 90, &args) == sum && args == 94 && *shared == 3);
-    CHECK_ERROR(lwSwitch(sum, 13, &args), EOWNERDEAD);
-    CHECK(lwSwitch(sum, 0, &args) == sum && args == 4 && *shared == 5);
-    CHECK_ERROR(lwKeepGood(-1), EBADF);
+    CHECK(orrery_context_checkpoint(sum) == 0);
+    CHECK(orrery_context_switch(sum, 90, &args) == sum && args == 94 && *shared == 3);
+    CHECK_ERROR(orrery_context_switch(sum, 13, &args), EOWNERDEAD);
+    CHECK(orrery_context_switch(sum, 0, &args) == sum && args == 4 && *shared == 5);
+    CHECK_ERROR(orrery_context_checkpoint(-1), EBADF);
     *shared = 2;
 
     /* The same without being asked for. */
     child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        CHECK(lwSwitch(sum, 6, &args) == sum && args == 10 && *shared == 3);
-        CHECK(lwClose(sum) == 0);
+        CHECK(orrery_context_switch(sum, 6, &args) == sum && args == 10 && *shared == 3);
+        CHECK(orrery_context_close(sum) == 0);
         _exit(6);
     }
     CHECK(wait_for(child) == 6);
-    CHECK(lwSwitch(sum, 1, &args) == sum && args == 5 && *shared == 3);
+    CHECK(orrery_context_switch(sum, 1, &args) == sum && args == 5 && *shared == 3);
     return 0;
 }

@@ -22,15 +22,15 @@ static void *thread(void *argument) {
     uint64_t result;
     if (getpid() == root) {
         own = 2;
-        CHECK(lwSwitch(made, 5, &result) == made && result == 31);
-        CHECK(lwSwitch(made, 6, &result) == made && result == 32);
+        CHECK(orrery_context_switch(made, 5, &result) == made && result == 31);
+        CHECK(orrery_context_switch(made, 6, &result) == made && result == 32);
         CHECK(own == 2);
     } else {
         /* Where the thread was when the context was created, and with what it had then. */
         CHECK(own == 1 && local == 30);
-        CHECK(lwSwitch(creator, (uint64_t)(local + own), &result) == creator && result == 6);
+        CHECK(orrery_context_switch(creator, (uint64_t)(local + own), &result) == creator && result == 6);
         own++;
-        lwSwitch(creator, (uint64_t)(local + own), &result);
+        orrery_context_switch(creator, (uint64_t)(local + own), &result);
         CHECK(!"nobody comes back");
     }
     return NULL;
@@ -47,19 +47,19 @@ int main(void) {
         sched_yield();
     int caller;
     uint64_t args;
-    made = lwCreate(NULL, 0, 0, &caller, &args);
+    made = orrery_context_create(NULL, 0, 0, &caller, &args);
     if (getpid() != root) {
         creator = made;
         for (;;)
-            lwSwitch(creator, args + 1, &args);
+            orrery_context_switch(creator, args + 1, &args);
     }
     CHECK(made >= 0 && caller == -1);
-    CHECK(lwSwitch(made, 7, &args) == made && args == 8);
-    int alone = lwCreate(NULL, 0, LWC_ALONE, &caller, &args);
+    CHECK(orrery_context_switch(made, 7, &args) == made && args == 8);
+    int alone = orrery_context_create(NULL, 0, ORRERY_CONTEXT_SINGLE_THREAD, &caller, &args);
     CHECK(alone >= 0);
     __atomic_store_n(go, 2, __ATOMIC_SEQ_CST);
     CHECK(pthread_join(other, NULL) == 0);
-    CHECK(lwSwitch(made, 9, &args) == made && args == 10);
-    CHECK(lwClose(alone) == 0 && lwClose(made) == 0);
+    CHECK(orrery_context_switch(made, 9, &args) == made && args == 10);
+    CHECK(orrery_context_close(alone) == 0 && orrery_context_close(made) == 0);
     return 0;
 }

@@ -11,7 +11,7 @@ enum { STATES = 4, ROUNDS = 6 * STATES * STATES, HEAP = 3 * 4096 + 123 };
 
 /* What survives: expected states, and the way so far. */
 struct kept {
-    lw_snapshot_t ids[STATES];
+    orrery_rollback_snapshot_t ids[STATES];
     int seen[STATES][STATES];
     int taken, at, steps;
     unsigned random;
@@ -124,16 +124,16 @@ static void wreck(void) {
 int main(void) {
     size_t size = (sizeof *kept + 4095) & ~(size_t)4095;
     kept = (struct kept *)mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(kept != MAP_FAILED && lw_keep(kept, size) == 0);
+    CHECK(kept != MAP_FAILED && orrery_rollback_exclude(kept, size) == 0);
     heap = (char *)malloc(HEAP);
     file = -1;
     strcpy(folder, "/tmp/orrery-c-XXXXXX");
     CHECK(mkdtemp(folder));
     for (int n = 0; n < STATES; n++) {
         enter(n);
-        int got = lw_snapshot(&kept->ids[n]);
+        int got = orrery_rollback_snapshot(&kept->ids[n]);
         CHECK(got >= 0);
-        CHECK(!lw_error());
+        CHECK(!orrery_last_error());
         if (got == 0) {
             kept->taken = n + 1;
             kept->at = n;
@@ -150,7 +150,7 @@ int main(void) {
             int next = (n + kept->steps / STATES + kept->steps % 3) % STATES;
             if (kept->steps % 5)
                 wreck();
-            lw_resume(kept->ids[next], next + 1);
+            orrery_rollback_resume(kept->ids[next], next + 1);
             CHECK(0);
         }
         for (int a = 0; a < STATES; a++)

@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-static lw_snapshot_t start;
+static orrery_rollback_snapshot_t start;
 static jmp_buf outside;
 
 /* The compiler must not merge these frames. */
@@ -12,7 +12,7 @@ static jmp_buf outside;
 
 static APART int take(int argument) {
     volatile int mine = argument * 3;
-    int got = lw_snapshot(&start);
+    int got = orrery_rollback_snapshot(&start);
     CHECK(got >= 0);
     CHECK(mine == argument * 3);
     return got + mine;
@@ -41,8 +41,8 @@ static APART void resume_deeper(int depth, int value) {
     if (depth)
         resume_deeper(depth - 1, value + 0 * room[depth]);
     else
-        lw_resume(start, value);
-    dprintf(2, "%d: back from a resume with %d: %s\n", depth, value, lw_error());
+        orrery_rollback_resume(start, value);
+    dprintf(2, "%d: back from a resume with %d: %s\n", depth, value, orrery_last_error());
 }
 
 int main(void) {

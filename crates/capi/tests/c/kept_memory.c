@@ -10,8 +10,8 @@ int main(void) {
     CHECK(memory != MAP_FAILED);
     memset(memory, 'a', 8 * page);
     memset(data, 'a', sizeof data);
-    lw_snapshot_t early, late;
-    int got = lw_snapshot(&early);
+    orrery_rollback_snapshot_t early, late;
+    int got = orrery_rollback_snapshot(&early);
     CHECK(got >= 0);
     for (size_t at = 0; at < 8; at++) {
         int is_kept = at == 2 || at == 3;
@@ -19,24 +19,24 @@ int main(void) {
     }
     CHECK(data[0] == 'a' && data[page] == (got ? 'b' + got - 1 : 'a') && data[2 * page] == 'a');
     if (got == 0) {
-        CHECK(lw_keep(memory + 2 * page, 2 * page) == 0);
-        CHECK(lw_keep(data + page, page) == 0);
+        CHECK(orrery_rollback_exclude(memory + 2 * page, 2 * page) == 0);
+        CHECK(orrery_rollback_exclude(data + page, page) == 0);
         /* Twice is as good as once. */
-        CHECK(lw_keep(memory + 2 * page, page) == 0);
+        CHECK(orrery_rollback_exclude(memory + 2 * page, page) == 0);
     }
     if (got < 3) {
         memset(memory, 'b' + got, 8 * page);
         memset(data, 'b' + got, sizeof data);
-        lw_resume(early, got + 1);
+        orrery_rollback_resume(early, got + 1);
         CHECK(0);
     }
     memset(memory, 'm', 8 * page);
-    got = lw_snapshot(&late);
+    got = orrery_rollback_snapshot(&late);
     CHECK(got >= 0);
     CHECK(memory[0] == 'm' && memory[2 * page] == (got ? 'z' : 'm') && memory[4 * page] == 'm');
     memset(memory, 'z', 8 * page);
     if (got == 0) {
-        lw_resume(late, 1);
+        orrery_rollback_resume(late, 1);
         CHECK(0);
     }
     return 0;

@@ -71,21 +71,21 @@ int main(void) {
     CHECK(kept != MAP_FAILED);
     (void)count();
     /* Two states, so that there is one to go to and fro. */
-    lw_snapshot_t first, second;
-    int got = lw_snapshot(&first);
-    CHECK(got >= 0 && !lw_error());
+    orrery_rollback_snapshot_t first, second;
+    int got = orrery_rollback_snapshot(&first);
+    CHECK(got >= 0 && !orrery_last_error());
     int rounds = kept->rounds;
     if (rounds > 0 && rounds < ROUNDS) {
         kept->rounds++;
         misbehave(rounds);
         if (rounds == WARM)
             kept->before = count();
-        lw_resume(first, 1);
+        orrery_rollback_resume(first, 1);
         CHECK(0);
     }
     if (rounds == 0) {
         kept->rounds = 1;
-        lw_resume(first, 1);
+        orrery_rollback_resume(first, 1);
         CHECK(0);
     }
     /* The count above was made with a descriptor and two mappings more. */
@@ -94,14 +94,14 @@ int main(void) {
 
     kept->before = count();
     for (kept->rounds = 0; kept->rounds < ROUNDS / 10; kept->rounds++) {
-        got = lw_snapshot(&second);
+        got = orrery_rollback_snapshot(&second);
         CHECK(got >= 0);
         if (got == 0) {
             misbehave(kept->rounds);
-            lw_resume(second, 1);
+            orrery_rollback_resume(second, 1);
             CHECK(0);
         }
-        CHECK(lw_discard(second) == 0);
+        CHECK(orrery_rollback_discard(second) == 0);
         if (kept->rounds == WARM)
             kept->before = count();
     }

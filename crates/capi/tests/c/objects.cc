@@ -19,8 +19,8 @@ int rounds_through_exceptions() {
     std::vector<std::string> words;
     words.push_back("a word that is too long to be stored in place");
     std::map<int, std::string> numbers;
-    lw_snapshot_t start = 0;
-    int got = lw_snapshot(&start);
+    orrery_rollback_snapshot_t start = 0;
+    int got = orrery_rollback_snapshot(&start);
     CHECK(got >= 0);
     CHECK(words.size() == 1 && numbers.empty() && destroyed == 0);
     try {
@@ -35,7 +35,7 @@ int rounds_through_exceptions() {
         CHECK(destroyed == 1 && std::string("out of here") == error.what());
         // In the midst of a handler: the exception in flight goes with the state.
         if (got < 50)
-            lw_resume(start, got + 1);
+            orrery_rollback_resume(start, got + 1);
     }
     CHECK(words.size() == 1001 && numbers.size() == 1000);
     return got;

@@ -19,7 +19,7 @@ struct transaction : orrery::delegating<fields> {
     long &version;
     long *&lock;
     char much_more[4000];
-    explicit transaction(orbit_area *area)
+    explicit transaction(orrery_area *area)
         : orrery::delegating<fields>(area), version(delegate()->version), lock(delegate()->lock) {}
 };
 
@@ -40,17 +40,17 @@ static long look(void *argbuf, void *) {
 }
 
 int main() {
-    orbit_area *area = orbit_area_create(1 << 16);
-    orbit *looker = orbit_create("looker", look, NULL);
+    orrery_area *area = orrery_area_create(1 << 16);
+    orrery_orbit *looker = orrery_orbit_create("looker", look, NULL);
     CHECK(area && looker);
     ints allocator(area);
-    void *place = orbit_alloc(area, sizeof(vector));
+    void *place = orrery_area_alloc(area, sizeof(vector));
     vector *numbers = new (place) vector(allocator);
-    map *table = new (orbit_alloc(area, sizeof(map))) map(std::less<int>(), allocator);
+    map *table = new (orrery_area_alloc(area, sizeof(map))) map(std::less<int>(), allocator);
     transaction one(area);
-    one.lock = static_cast<long *>(orbit_alloc(area, sizeof(long)));
+    one.lock = static_cast<long *>(orrery_area_alloc(area, sizeof(long)));
     *one.lock = 1000;
-    CHECK(orbit_area_contains(area, one.delegate()) && one.delegate()->version == 3);
+    CHECK(orrery_area_contains(area, one.delegate()) && one.delegate()->version == 3);
     long expected = 1003;
     arguments argument = {numbers, table, one.delegate()};
     for (int round = 0; round < 200; round++) {
@@ -60,11 +60,11 @@ int main() {
         expected = 1000 + round;
         for (int number = 0; number <= round; number++)
             expected += number + 2 * number;
-        CHECK(orbit_call(looker, 1, &area, &argument, sizeof argument) == expected);
+        CHECK(orrery_orbit_call(looker, 1, &area, &argument, sizeof argument) == expected);
     }
     table->~map();
     numbers->~vector();
-    CHECK(orbit_free(area, numbers) == 0 && orbit_free(area, table) == 0);
-    CHECK(orbit_destroy(looker) == 0);
+    CHECK(orrery_area_free(area, numbers) == 0 && orrery_area_free(area, table) == 0);
+    CHECK(orrery_orbit_destroy(looker) == 0);
     return 0;
 }

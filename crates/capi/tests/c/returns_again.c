@@ -8,19 +8,19 @@ int main(void) {
     int local = 1;
     double number = 1.5;
     int *heap = (int *)malloc(sizeof *heap);
-    lw_snapshot_t start = 0;
+    orrery_rollback_snapshot_t start = 0;
     *heap = 1;
-    int got = lw_snapshot(&start);
+    int got = orrery_rollback_snapshot(&start);
     CHECK(got != -1);
     CHECK(start != 0);
-    CHECK(global == 1 && local == 1 && *heap == 1 && number == 1.5 && !lw_error());
+    CHECK(global == 1 && local == 1 && *heap == 1 && number == 1.5 && !orrery_last_error());
     global = 2;
     local = 3;
     number = 2.5;
     *heap = 4;
     for (size_t at = 0; at + 1 < sizeof values / sizeof *values; at++) {
         if (values[at] == got) {
-            lw_resume(start, values[at + 1]);
+            orrery_rollback_resume(start, values[at + 1]);
             CHECK(0);
         }
     }

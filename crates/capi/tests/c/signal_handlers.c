@@ -5,14 +5,14 @@
 
 #include "check.h"
 
-static lw_snapshot_t start;
+static orrery_rollback_snapshot_t start;
 static volatile int next_value;
 static sigjmp_buf outside;
 static int *volatile nowhere;
 
 static void resumes(int signal) {
     (void)signal;
-    lw_resume(start, next_value);
+    orrery_rollback_resume(start, next_value);
     CHECK(0);
 }
 
@@ -24,22 +24,22 @@ static void raises(int signal) {
 
 static void refused(int signal) {
     (void)signal;
-    lw_snapshot_t id = 5;
-    CHECK_ERROR(lw_snapshot(&id), ENOTSUP);
+    orrery_rollback_snapshot_t id = 5;
+    CHECK_ERROR(orrery_rollback_snapshot(&id), ENOTSUP);
     CHECK(id == 5);
 }
 
 static void snaps(int signal) {
-    lw_snapshot_t inner = 0;
+    orrery_rollback_snapshot_t inner = 0;
     volatile int mine = signal;
-    int got = lw_snapshot(&inner);
+    int got = orrery_rollback_snapshot(&inner);
     CHECK(got >= 0 && mine == signal);
     mine = 0;
     if (got < 3) {
-        lw_resume(inner, got + 1);
+        orrery_rollback_resume(inner, got + 1);
         CHECK(0);
     }
-    CHECK(lw_discard(inner) == 0);
+    CHECK(orrery_rollback_discard(inner) == 0);
 }
 
 static void leaves(int signal) { siglongjmp(outside, signal); }
@@ -77,7 +77,7 @@ int main(void) {
     on(SIGINT, snaps, 0);
     on(SIGQUIT, leaves, 0);
     CHECK(sigaltstack(&alternate, NULL) == 0);
-    int got = lw_snapshot(&start);
+    int got = orrery_rollback_snapshot(&start);
     CHECK(got >= 0);
     check_mask();
     stack_t now;

@@ -7,7 +7,7 @@ enum { SNAPSHOTS = 64, PAGES = 96, PAGE = 4096, STEPS = 700 };
 
 /* What survives: the model. */
 struct model {
-    lw_snapshot_t ids[SNAPSHOTS];
+    orrery_rollback_snapshot_t ids[SNAPSHOTS];
     unsigned long long random;
     int steps, live[SNAPSHOTS], present;
     unsigned char copies[SNAPSHOTS][PAGES * PAGE];
@@ -43,7 +43,7 @@ static void write_somewhere(void) {
 int main(void) {
     size_t size = (sizeof *model + PAGE - 1) / PAGE * PAGE;
     model = (struct model *)mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(model != MAP_FAILED && lw_keep(model, size) == 0);
+    CHECK(model != MAP_FAILED && orrery_rollback_exclude(model, size) == 0);
     memory =
         (unsigned char *)mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
@@ -55,8 +55,8 @@ int main(void) {
         if (!model->live[place]) {
             model->live[place] = 1;
             memcpy(model->copies[place], model->now, PAGES * PAGE);
-            int got = lw_snapshot(&model->ids[place]);
-            CHECK(got >= 0 && !lw_error());
+            int got = orrery_rollback_snapshot(&model->ids[place]);
+            CHECK(got >= 0 && !orrery_last_error());
             if (got > 0) {
                 /* place is the one of the snapshot, since it lives on the stack. */
                 CHECK(got == place + 1);
@@ -64,9 +64,9 @@ int main(void) {
             }
         } else if (draw(12) == 0) {
             model->live[place] = 0;
-            CHECK(lw_discard(model->ids[place]) == 0);
+            CHECK(orrery_rollback_discard(model->ids[place]) == 0);
         } else {
-            lw_resume(model->ids[place], place + 1);
+            orrery_rollback_resume(model->ids[place], place + 1);
             CHECK(0);
         }
     }

@@ -42,10 +42,10 @@ int main(void) {
     void *program_break = sbrk(0);
     int lowest = dup(0);
     CHECK(lowest >= 0 && close(lowest) == 0);
-    lw_snapshot_t start;
-    int got = lw_snapshot(&start);
+    orrery_rollback_snapshot_t start;
+    int got = orrery_rollback_snapshot(&start);
     CHECK(got >= 0);
-    CHECK(!lw_error());
+    CHECK(!orrery_last_error());
 
     CHECK(lseek(file, 0, SEEK_CUR) == 3);
     CHECK(fcntl(file, F_GETFD) == 0 && !(fcntl(ends[0], F_GETFL) & O_NONBLOCK));
@@ -111,6 +111,6 @@ int main(void) {
     }
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, forever, NULL) == 0);
-    lw_resume(start, got + 1);
+    orrery_rollback_resume(start, got + 1);
     CHECK(0);
 }

@@ -13,7 +13,7 @@
         errno = 0;                                                                                           \
         CHECK((call) == -1);                                                                                 \
         CHECK(errno == (number));                                                                            \
-        CHECK(orrery_vault_error() && *orrery_vault_error());                                                \
+        CHECK(orrery_last_error() && *orrery_last_error());                                                  \
     } while (0)
 
 struct secrets {
@@ -93,7 +93,7 @@ static void use(struct orrery_vault *vault) {
 }
 
 static void errors(struct orrery_vault *vault) {
-    static char large[ORRERY_VAULT_ROOM + 1];
+    static char large[ORRERY_VAULT_MESSAGE_MAX + 1];
     char answer[64];
     CHECK_ERROR(orrery_vault_call(vault, "fail", 4, answer, sizeof answer), EDOM);
     CHECK_ERROR(orrery_vault_call(vault, "long", 4, answer, sizeof answer), EMSGSIZE);
@@ -102,28 +102,28 @@ static void errors(struct orrery_vault *vault) {
     CHECK_ERROR(orrery_vault_call(NULL, "pid", 3, answer, sizeof answer), EINVAL);
     CHECK_ERROR(orrery_vault_call(vault, NULL, 3, answer, sizeof answer), EINVAL);
     CHECK_ERROR(orrery_vault_load(vault, large, 65, answer, sizeof answer), E2BIG);
-    CHECK_ERROR(orrery_vault_load(vault, large, ORRERY_VAULT_LOAD_ROOM + 1, answer, sizeof answer), EMSGSIZE);
+    CHECK_ERROR(orrery_vault_load(vault, large, ORRERY_VAULT_LOAD_MAX + 1, answer, sizeof answer), EMSGSIZE);
     CHECK_ERROR(orrery_vault_load(vault, "x", 1, answer, 2), EMSGSIZE);
     CHECK(ask(vault, "c") == 'c' + 'x');
-    CHECK(!orrery_vault_new(NULL, serve, NULL) && errno == EINVAL);
-    CHECK(!orrery_vault_start(NULL, NULL) && errno == EINVAL);
+    CHECK(!orrery_vault_create(NULL, serve, NULL) && errno == EINVAL);
+    CHECK(!orrery_vault_spawn(NULL, NULL) && errno == EINVAL);
     const char *arguments[] = {"nothing", NULL};
-    CHECK(!orrery_vault_start("/nowhere/nothing", arguments) && errno == ENOENT);
-    CHECK(strstr(orrery_vault_error(), "/nowhere/nothing"));
+    CHECK(!orrery_vault_spawn("/nowhere/nothing", arguments) && errno == ENOENT);
+    CHECK(strstr(orrery_last_error(), "/nowhere/nothing"));
     /* A program that is no vault. */
-    CHECK(!orrery_vault_start("/bin/true", arguments) && errno == EOWNERDEAD);
+    CHECK(!orrery_vault_spawn("/bin/true", arguments) && errno == EOWNERDEAD);
     orrery_vault_close(NULL);
 }
 
 int main(int count, char **arguments) {
     struct secrets secrets = {.length = 0};
     if (count == 2 && !strcmp(arguments[1], "vault")) {
-        orrery_vault_main(load, serve, &secrets);
+        orrery_vault_run(load, serve, &secrets);
         return 1;
     }
-    CHECK(orrery_vault_main(load, serve, &secrets) == -1 && errno == ENOTSOCK);
+    CHECK(orrery_vault_run(load, serve, &secrets) == -1 && errno == ENOTSOCK);
 
-    struct orrery_vault *forked = orrery_vault_new(load, serve, &secrets);
+    struct orrery_vault *forked = orrery_vault_create(load, serve, &secrets);
     CHECK(forked);
     use(forked);
     errors(forked);
@@ -133,7 +133,7 @@ int main(int count, char **arguments) {
     char program[4096] = "";
     CHECK(readlink("/proc/self/exe", program, sizeof program - 1) > 0);
     const char *as_vault[] = {"program", "vault", NULL};
-    struct orrery_vault *started = orrery_vault_start(program, as_vault);
+    struct orrery_vault *started = orrery_vault_spawn(program, as_vault);
     CHECK(started);
     use(started);
     orrery_vault_close(started);

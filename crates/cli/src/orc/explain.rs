@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
 use orrery_orc_store::explain::Process;
-use orrery_orc_store::measure::{Area, areas};
+use orrery_orc_store::measure::{MappingUsage, mappings};
 use serde::Serialize;
 
 use super::size;
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
 #[derive(Serialize)]
 struct Row {
     #[serde(flatten)]
-    area: Area,
+    area: MappingUsage,
     reason: &'static str,
 }
 
@@ -42,7 +42,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, area: &Area) {
+    fn add(&mut self, area: &MappingUsage) {
         self.mappings += 1;
         self.resident += area.resident;
         self.proportional += area.proportional;
@@ -52,7 +52,7 @@ impl Sum {
 
 /// Prints it.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let look = || Ok::<_, io::Error>((areas(arguments.pid)?, Process::look(arguments.pid)?));
+    let look = || Ok::<_, io::Error>((mappings(arguments.pid)?, Process::inspect(arguments.pid)?));
     let (found, process) = look().with_context(|| format!("look into process {}", arguments.pid))?;
     let rows: Vec<Row> = found.into_iter().map(|area| Row { reason: process.reason(&area), area }).collect();
     let text = if arguments.json {

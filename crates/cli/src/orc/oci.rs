@@ -2,7 +2,7 @@
 //!
 //! Engines (containerd, Docker, Podman) start containers by an OCI runtime such as runc, which finds what to do in the
 //! `config.json` of a *bundle* (<https://github.com/opencontainers/runtime-spec>). This stands in for the runtime: when a
-//! container is to be created it adds the store's folder to the mounts and the auditor to the environment, and becomes the
+//! container is to be created it adds the store's directory to the mounts and the auditor to the environment, and becomes the
 //! runtime. A hook could not do it, as hooks run when the environment is settled.
 
 use std::ffi::{OsStr, OsString};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 /// Where the store is in containers.
 const INSIDE: &str = "/run/orrery/orc";
-/// Where the auditor is, if it is not in the store's folder.
+/// Where the auditor is, if it is not in the store's directory.
 const CODE_INSIDE: &str = "/run/orrery/auditor";
 /// Options of runc, before its command, that take a value.
 const WITH_VALUE: [&str; 5] = ["--log", "--log-format", "--root", "--criu", "--rootless"];
@@ -28,8 +28,8 @@ const WITH_VALUE: [&str; 5] = ["--log", "--log-format", "--root", "--criu", "--r
 /// Name a script that calls this where the engine wants a runtime: `exec orrery orc oci -- "$@"`.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The folder, of the store or a tenant, with `socket` and the auditor in it [default: ORRERY_ORC, /run/orrery/orc]
-    #[arg(long, value_name = "FOLDER")]
+    /// The directory, of the store or a tenant, with `socket` and the auditor in it [default: ORRERY_ORC, /run/orrery/orc]
+    #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
     /// The runtime that does the work
     #[arg(long, default_value = "runc")]
@@ -42,9 +42,9 @@ pub(super) struct Arguments {
 /// Does it; returns only where it cannot.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(bundle) = bundle(&arguments.arguments) {
-        let folder = arguments.directory.clone().unwrap_or_else(default_directory);
+        let directory = arguments.directory.clone().unwrap_or_else(default_directory);
         // A container without a store is better than none.
-        if let Err(error) = share(&bundle, &folder) {
+        if let Err(error) = share(&bundle, &directory) {
             eprintln!("orrery orc oci: {}: the container shares nothing: {error:#}", bundle.display());
         }
     }
@@ -81,26 +81,27 @@ fn bundle(arguments: &[OsString]) -> Option<PathBuf> {
 }
 
 /// Adds what is needed to the bundle's configuration, once.
-fn share(bundle: &Path, folder: &Path) -> Result<()> {
-    let folder =
-        folder.canonicalize().with_context(|| format!("find the store's folder {}", folder.display()))?;
+fn share(bundle: &Path, directory: &Path) -> Result<()> {
+    let directory = directory
+        .canonicalize()
+        .with_context(|| format!("find the store's directory {}", directory.display()))?;
     let auditor =
-        orrery_orc_auditor::find(&folder).context("find the auditor that the store has installed")?;
+        orrery_orc_auditor::find(&directory).context("find the auditor that the store has installed")?;
     let name = auditor.file_name().context("an auditor without a name")?.to_string_lossy().into_owned();
     let path = bundle.join("config.json");
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
     let mut config: Value =
         serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))?;
-    let owner = std::fs::metadata(folder.join(SOCKET)).context("find the store's socket")?.uid();
+    let owner = std::fs::metadata(directory.join(SOCKET)).context("find the store's socket")?.uid();
     if !has_number(&config, owner) {
         bail!(
             "the store's user {owner} has no number in its user namespace: it could not tell whose the store is"
         );
     }
-    // In a folder of its own where no code can be run from the store's.
-    let home = auditor.parent().filter(|home| *home != folder);
+    // In a directory of its own where no code can be run from the store's.
+    let home = auditor.parent().filter(|home| *home != directory);
     let inside = if home.is_some() { CODE_INSIDE } else { INSIDE };
-    edit(&mut config, &folder, home, &format!("{inside}/{name}"))?;
+    edit(&mut config, &directory, home, &format!("{inside}/{name}"))?;
     let draft = bundle.join(format!("config.json.orrery-{}", std::process::id()));
     std::fs::write(&draft, serde_json::to_vec(&config)?)
         .and_then(|()| std::fs::rename(&draft, &path))
@@ -123,7 +124,7 @@ fn has_number(config: &Value, uid: u32) -> bool {
     })
 }
 
-fn edit(config: &mut Value, folder: &Path, home: Option<&Path>, auditor: &str) -> Result<()> {
+fn edit(config: &mut Value, directory: &Path, home: Option<&Path>, auditor: &str) -> Result<()> {
     let process = config.get_mut("process").context("the configuration has no process")?;
     let variables = list(process, "env")?;
     let position = |variables: &[Value], name: &str| {
@@ -156,13 +157,13 @@ fn edit(config: &mut Value, folder: &Path, home: Option<&Path>, auditor: &str) -
         }
     }
     let mounts = list(config, "mounts")?;
-    for (inside, folder) in [(INSIDE, Some(folder)), (CODE_INSIDE, home)] {
-        let Some(folder) = folder else { continue };
+    for (inside, directory) in [(INSIDE, Some(directory)), (CODE_INSIDE, home)] {
+        let Some(directory) = directory else { continue };
         if !mounts.iter().any(|mount| mount["destination"] == inside) {
             mounts.push(json!({
                 "destination": inside,
                 "type": "bind",
-                "source": folder.to_str().context("the store's folder has a name that JSON cannot carry")?,
+                "source": directory.to_str().context("the store's directory has a name that JSON cannot carry")?,
                 "options": ["rbind", "ro", "nosuid", "nodev"],
             }));
         }

@@ -16,8 +16,8 @@ use orrery_orc_store::explain;
 /// The program, and whatever it starts, finds the objects in place of its files' pages. What cannot be shared stays as it is.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The store's folder [default: ORRERY_ORC, /run/orrery/orc, or $XDG_RUNTIME_DIR/orrery/orc]
-    #[arg(long, value_name = "FOLDER")]
+    /// The store's directory [default: ORRERY_ORC, /run/orrery/orc, or $XDG_RUNTIME_DIR/orrery/orc]
+    #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
     /// Say on standard error what is left alone, and why
     #[arg(long)]
@@ -38,13 +38,13 @@ pub(super) struct Arguments {
 
 /// Runs it; returns only where it cannot.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let folder = arguments.directory.clone().unwrap_or_else(default_directory);
-    let folder = std::path::absolute(folder).context("find the working directory")?;
-    Client::connect_to(&folder)?;
+    let directory = arguments.directory.clone().unwrap_or_else(default_directory);
+    let directory = std::path::absolute(directory).context("find the working directory")?;
+    Client::connect_to(&directory)?;
     let auditor =
-        orrery_orc_auditor::find(&folder).context("find the auditor that the store has installed")?;
+        orrery_orc_auditor::find(&directory).context("find the auditor that the store has installed")?;
     let mut audit = auditor.into_os_string();
-    let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", folder.into_os_string())];
+    let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", directory.into_os_string())];
     if let Some(others) = std::env::var_os("LD_AUDIT").filter(|others| !others.is_empty() && *others != audit)
     {
         audit.push(":");
@@ -99,7 +99,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
         return Some(program.into());
     }
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| path.is_file())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_orc_client::{SOCKET, default_directory};
 use orrery_orc_store::{
-    Config, Executables, Launcher, Part, Tenant, prove_disk, run as store, run_part as part,
+    Config, Executables, Launcher, NamedTrustDomain, Part, prove_disk, run as store, run_part as part,
 };
 
 /// Run the store: hold one copy of every object that programs register, until the end is asked for (SIGINT, SIGTERM).
@@ -17,13 +17,13 @@ use orrery_orc_store::{
 /// Two processes do it. Each starts the other anew when it dies; programs notice nothing.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The folder for the socket; programs find it as ORRERY_ORC [default: /run/orrery/orc, or
+    /// The directory for the socket; programs find it as ORRERY_ORC [default: /run/orrery/orc, or
     /// $XDG_RUNTIME_DIR/orrery/orc]
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
-    /// A socket for a tenant: who comes through it shares with those who come through it, and with nobody else
-    #[arg(long, value_name = "NAME=SOCKET", value_parser = tenant)]
-    tenant: Vec<Tenant>,
+    /// A socket with a trust domain of its own: its clients share with one another and with nobody else
+    #[arg(long, value_name = "NAME=SOCKET", value_parser = named_domain)]
+    trust_domain: Vec<NamedTrustDomain>,
     /// Bytes that each trust domain may have (K, M, G)
     #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = bytes)]
     quota: u64,
@@ -46,16 +46,16 @@ pub(super) struct Arguments {
     /// A user, by number, who may make objects public, beside root and the store's own user
     #[arg(long, value_name = "UID")]
     publisher: Vec<u32>,
-    /// A folder, on a disk of ext4, XFS or Btrfs, for objects that large files become: their pages come into memory as they
+    /// A directory, on a disk of ext4, XFS or Btrfs, for objects that large files become: their pages come into memory as they
     /// are needed, not all at once
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     disk: Option<PathBuf>,
     /// Have code of 4 MiB and more in memory whole, where it gets huge pages, although other objects are files: measure whether
     /// it pays (make bench B=orc-huge)
     #[arg(long)]
     huge_pages: bool,
     /// The file of the host's secret, from which the places of libraries are derived; made where there is none
-    /// [default: `secret` in the folder]
+    /// [default: `secret` in the directory]
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
     /// A file to write down in what happens, one JSON object per line
@@ -70,16 +70,16 @@ pub(super) struct PartArguments {
 }
 
 fn part_name(text: &str) -> Result<Part, String> {
-    [Part::Server, Part::Keeper]
+    [Part::Server, Part::Supervisor]
         .into_iter()
         .find(|part| part.name() == text)
         .ok_or_else(|| format!("there is no part {text:?}"))
 }
 
-fn tenant(text: &str) -> Result<Tenant, String> {
+fn named_domain(text: &str) -> Result<NamedTrustDomain, String> {
     match text.split_once('=') {
         Some((name, socket)) if !name.is_empty() && name.len() <= 64 && !socket.is_empty() => {
-            Ok(Tenant { name: name.to_owned(), socket: socket.into() })
+            Ok(NamedTrustDomain { name: name.to_owned(), socket: socket.into() })
         }
         _ => Err("write NAME=SOCKET, with a name of 1 to 64 bytes".to_owned()),
     }
@@ -121,29 +121,33 @@ fn stop() -> Result<PipeReader> {
 
 /// Where objects on disk are to lie, if anywhere.
 fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
-    let Some(folder) = &arguments.disk else { return Ok(None) };
-    let folder = std::path::absolute(folder).context("find the disk's folder")?;
-    if let Err(error) = prove_disk(&folder) {
-        eprintln!("orrery orc: no objects can be made in {}: {error}; they lie elsewhere", folder.display());
+    let Some(directory) = &arguments.disk else { return Ok(None) };
+    let directory = std::path::absolute(directory).context("find the disk's directory")?;
+    if let Err(error) = prove_disk(&directory) {
+        eprintln!(
+            "orrery orc: no objects can be made in {}: {error}; they lie elsewhere",
+            directory.display()
+        );
         return Ok(None);
     }
-    Ok(Some(folder))
+    Ok(Some(directory))
 }
 
 /// Runs a store until it is told to stop.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let folder = arguments.directory.clone().unwrap_or_else(default_directory);
-    let folder = std::path::absolute(folder).context("find the working directory")?;
-    let mut names: Vec<_> = arguments.tenant.iter().map(|tenant| &tenant.name).collect();
+    let directory = arguments.directory.clone().unwrap_or_else(default_directory);
+    let directory = std::path::absolute(directory).context("find the working directory")?;
+    let mut names: Vec<_> = arguments.trust_domain.iter().map(|named| &named.name).collect();
     names.sort();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        bail!("tenant {:?} was given twice: one socket each", twice[0]);
+        bail!("named {:?} was given twice: one socket each", twice[0]);
     }
-    let mut tenants = arguments.tenant.clone();
-    for tenant in &mut tenants {
-        tenant.socket = std::path::absolute(&tenant.socket).context("find the working directory")?;
+    let mut named_domains = arguments.trust_domain.clone();
+    for named in &mut named_domains {
+        named.socket = std::path::absolute(&named.socket).context("find the working directory")?;
     }
-    let log = arguments.log.as_ref().map(std::path::absolute).transpose().context("find the log's folder")?;
+    let log =
+        arguments.log.as_ref().map(std::path::absolute).transpose().context("find the log's directory")?;
     if let Some(log) = &log {
         // Better now than in a process that nobody hears.
         std::fs::File::options()
@@ -155,12 +159,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let disk = disk(arguments)?;
     let secret = match &arguments.secret {
-        Some(secret) => std::path::absolute(secret).context("find the secret's folder")?,
-        None => folder.join("secret"),
+        Some(secret) => std::path::absolute(secret).context("find the secret's directory")?,
+        None => directory.join("secret"),
     };
     let config = Config {
-        socket: folder.join(SOCKET),
-        tenants,
+        socket: directory.join(SOCKET),
+        named_domains,
         quota: arguments.quota,
         largest: arguments.largest,
         objects: arguments.objects.max(1),
@@ -185,20 +189,20 @@ pub(super) fn run_part(arguments: &PartArguments) -> Result<()> {
         .context("find the link to the other part")?;
     // The program was started through a name in /proc that says nothing.
     let name = match arguments.part {
-        Part::Server => c"orrery-store",
-        Part::Keeper => c"orrery-keeper",
+        Part::Server => c"orc-server",
+        Part::Supervisor => c"orc-supervisor",
     };
     rustix::thread::set_name(name).context("name the process")?;
     match arguments.part {
         Part::Server => {
-            // An end that was asked for from the terminal is the keeper's to carry out.
+            // An end that was asked for from the terminal is handled by the supervisor.
             rustix::process::setsid().ok();
             let (never, _open) = std::io::pipe().context("make a pipe")?;
             part(Part::Server, link, launcher(), never.as_fd()).context("serve")
         }
-        Part::Keeper => {
+        Part::Supervisor => {
             let stop = stop()?;
-            part(Part::Keeper, link, launcher(), stop.as_fd()).context("keep")
+            part(Part::Supervisor, link, launcher(), stop.as_fd()).context("supervise the server")
         }
     }
 }
@@ -218,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn tenants_have_names_and_sockets() {
-        assert_eq!(tenant("a=/run/a").map(|tenant| tenant.name), Ok("a".to_owned()));
+    fn named_trust_domains_have_sockets() {
+        assert_eq!(named_domain("a=/run/a").map(|named| named.name), Ok("a".to_owned()));
         for bad in ["", "a", "=x", "a=", &format!("{}=x", "n".repeat(65))] {
-            assert!(tenant(bad).is_err(), "{bad}");
+            assert!(named_domain(bad).is_err(), "{bad}");
         }
     }
 }

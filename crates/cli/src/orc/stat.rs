@@ -10,7 +10,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
 use orrery_orc_client::report::Report;
 use orrery_orc_client::{Client, default_directory};
-use orrery_orc_store::measure::{Measured, measure};
+use orrery_orc_store::measure::{Measurement, measure};
 use serde::Serialize;
 
 use super::size;
@@ -20,8 +20,8 @@ use super::size;
 /// The superuser and the store's own user see all trust domains, others their own and what is public.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The store's folder or socket [default: ORRERY_ORC, /run/orrery/orc, or $XDG_RUNTIME_DIR/orrery/orc]
-    #[arg(long, value_name = "FOLDER")]
+    /// The store's directory or socket [default: ORRERY_ORC, /run/orrery/orc, or $XDG_RUNTIME_DIR/orrery/orc]
+    #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
     /// List every object
     #[arg(long)]
@@ -40,7 +40,7 @@ pub(super) struct Arguments {
 #[derive(Serialize)]
 struct Look {
     #[serde(flatten)]
-    measured: Measured,
+    measured: Measurement,
     #[serde(flatten)]
     report: Report,
 }
@@ -50,8 +50,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if !(0.05..=86_400.0).contains(&arguments.every) {
         bail!("--every {}: choose 0.05 to 86400 seconds", arguments.every);
     }
-    let folder = arguments.directory.clone().unwrap_or_else(default_directory);
-    let client = Client::connect_to(&folder)?;
+    let directory = arguments.directory.clone().unwrap_or_else(default_directory);
+    let client = Client::connect_to(&directory)?;
     loop {
         let report = client.report()?;
         let measured = measure(&report).context("read /proc")?;
@@ -87,10 +87,10 @@ fn tables(look: &Look, objects: bool) -> String {
     if look.report.objects.is_empty() {
         return format!("No objects, {} connections.", look.report.connections);
     }
-    let mut realms = new_table(&["TRUST DOMAIN", "OBJECTS", "STORED", "MAPPED", "SAVED"]);
-    for (name, saving) in &look.measured.realms {
+    let mut trust_domains = new_table(&["TRUST DOMAIN", "OBJECTS", "STORED", "MAPPED", "SAVED"]);
+    for (name, saving) in &look.measured.trust_domains {
         let sign = if saving.saved < 0 { "-" } else { "" };
-        realms.add_row([
+        trust_domains.add_row([
             Cell::new(name),
             right(saving.objects.to_string()),
             right(size(saving.stored)),
@@ -100,10 +100,10 @@ fn tables(look: &Look, objects: bool) -> String {
     }
     let mut programs = new_table(&["PROGRAM", "TRUST DOMAIN", "PROCESSES", "OBJECTS", "MAPPED", "SAVED"]);
     for (name, program) in &look.measured.programs {
-        for (realm, used) in &program.realms {
+        for (domain, used) in &program.trust_domains {
             programs.add_row([
                 Cell::new(name),
-                Cell::new(realm),
+                Cell::new(domain),
                 right(used.processes.to_string()),
                 right(used.objects.to_string()),
                 right(size(used.mapped)),
@@ -111,14 +111,14 @@ fn tables(look: &Look, objects: bool) -> String {
             ]);
         }
     }
-    let mut text = format!("{}\n\n{}", realms.trim_fmt(), programs.trim_fmt());
+    let mut text = format!("{}\n\n{}", trust_domains.trim_fmt(), programs.trim_fmt());
     if objects {
         let mut list = new_table(&["OBJECT", "TRUST DOMAIN", "LENGTH", "CODE", "SERVED", "HOLDERS"]);
         for object in &look.report.objects {
             let holders: Vec<String> = object.holders.keys().map(ToString::to_string).collect();
             list.add_row([
                 Cell::new(&object.id),
-                Cell::new(&object.realm),
+                Cell::new(&object.trust_domain),
                 right(size(object.length)),
                 Cell::new(if object.executable { "yes" } else { "" }),
                 right(object.served.to_string()),
@@ -127,8 +127,8 @@ fn tables(look: &Look, objects: bool) -> String {
         }
         text = format!("{text}\n\n{}", list.trim_fmt());
     }
-    if look.measured.unseen > 0 {
-        text = format!("{text}\n\n{} processes may not be looked into.", look.measured.unseen);
+    if look.measured.unreadable > 0 {
+        text = format!("{text}\n\n{} processes may not be looked into.", look.measured.unreadable);
     }
     text
 }

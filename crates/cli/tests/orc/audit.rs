@@ -17,8 +17,8 @@ fn lines(log: &Path) -> Vec<Value> {
 
 #[test]
 fn the_log_tells_who_did_what_and_what_was_said() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
     let store = Store::new(&["--log", log.to_str().unwrap(), "--largest", "3M", "--keep", "1"]);
     let client = store.client();
     let secret = b"bytes that are nobody else's business";
@@ -29,7 +29,7 @@ fn the_log_tells_who_did_what_and_what_was_said() {
     assert_eq!(refusal(client.register(&bytes(4 << 20, 1), Flags::none())), Refusal::Size);
     assert_eq!(refusal(client.register(b"code", Flags::EXECUTABLE)), Refusal::Denied);
     // A program whose file the policy refuses, with libraries that it does not.
-    let program = folder.path().join("sleep");
+    let program = directory.path().join("sleep");
     orrery_testing::copy_program("/bin/sleep", &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o777)).unwrap();
     let mut child = run(&store, &[program.to_str().unwrap(), "0"]).spawn().unwrap();

@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use orrery_orc_client::protocol::{EXECUTABLE, Piece};
+use orrery_orc_client::protocol::{EXECUTABLE, FileRange};
 use orrery_orc_client::{Client, Flags};
 
 use crate::tracer::{can_trace, trace_all};
@@ -31,10 +31,10 @@ fn as_user<T: Send + 'static>(uid: u32, act: impl FnOnce() -> T + Send + 'static
     thread.join().unwrap()
 }
 
-/// All that lies below a folder, with it, as far as who asks may list it.
-fn below(folder: &Path, into: &mut Vec<PathBuf>) {
-    into.push(folder.to_owned());
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+/// All that lies below a directory, with it, as far as who asks may list it.
+fn below(directory: &Path, into: &mut Vec<PathBuf>) {
+    into.push(directory.to_owned());
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             below(&entry.path(), into);
         } else {
@@ -52,7 +52,7 @@ fn opened(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     as_user(STRANGER, move || paths.into_iter().filter(|path| can_open(path)).collect())
 }
 
-/// A store with a disk, a log, a tenant whose socket others cannot reach, and folders that others may pass through.
+/// A store with a disk, a log, a trust domain whose socket others cannot reach, and directories that others may pass through.
 struct House {
     store: Store,
     disk: PathBuf,
@@ -70,9 +70,9 @@ impl House {
         fs::create_dir(&private).unwrap();
         open(&private, 0o700);
         let (socket, disk, log) = (private.join("socket"), room.path().join("disk"), room.path().join("log"));
-        let tenant = format!("acme={}", socket.display());
+        let named = format!("acme={}", socket.display());
         let [disk_path, log_path] = [&disk, &log].map(|path| path.to_str().unwrap().to_owned());
-        let store = Store::new(&["--tenant", &tenant, "--disk", &disk_path, "--log", &log_path]);
+        let store = Store::new(&["--trust-domain", &named, "--disk", &disk_path, "--log", &log_path]);
         let _ = (store.client(), connect(&socket));
         Self { store, disk, socket, log, room }
     }
@@ -94,7 +94,7 @@ impl House {
     fn show(client: &Client, seed: u64) {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, &bytes(LENGTH, seed)).unwrap();
-        let piece = Piece { flags: 0, offset: 0, length: LENGTH as u64 };
+        let piece = FileRange { flags: 0, offset: 0, length: LENGTH as u64 };
         let (answers, _) = client.files(&[(piece, file.as_fd())]).unwrap();
         assert!(answers[0].refusal.is_none(), "{answers:?}");
     }
@@ -115,9 +115,9 @@ fn is_superuser() -> bool {
     is
 }
 
-/// An object of a tenant's on the disk: who knows the number in its folder's name is told by the tenant's index.
+/// An object of a trust domain's on the disk: who knows the number in its directory's name is told by the trust domain's index.
 fn is_behind_a_number(path: &Path) -> bool {
-    let part = path.components().find_map(|part| part.as_os_str().to_str()?.strip_prefix("tenant-"));
+    let part = path.components().find_map(|part| part.as_os_str().to_str()?.strip_prefix("named-"));
     part.is_some_and(|number| number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
@@ -127,16 +127,16 @@ fn strangers_see_nothing_of_what_others_have() {
         return;
     }
     let house = House::new();
-    let tenant = connect(&house.socket);
-    House::show(&tenant, 1);
-    tenant.register(&bytes(LENGTH, 2), Flags::none()).unwrap();
-    let folder = house.store.path().to_owned();
-    as_user(USER, move || House::show(&Client::connect_to(&folder).unwrap(), 3));
+    let named = connect(&house.socket);
+    House::show(&named, 1);
+    named.register(&bytes(LENGTH, 2), Flags::none()).unwrap();
+    let directory = house.store.path().to_owned();
+    as_user(USER, move || House::show(&Client::connect_to(&directory).unwrap(), 3));
     let all = house.everything();
     for private in [&house.log, &house.store.path().join("secret"), &house.disk.join("drafts")] {
         assert!(all.contains(private), "{private:?} {all:?}");
     }
-    // Of a tenant's objects only the folder's name is in the way, which a stranger has from nowhere.
+    // Of a trust domain's objects only the directory's name is in the way, which a stranger has from nowhere.
     let (numbered, known): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| is_behind_a_number(path));
     let named = known.iter().chain(&numbered).filter(|path| path.to_string_lossy().contains("/orc:"));
     if named.count() < 2 {
@@ -144,9 +144,9 @@ fn strangers_see_nothing_of_what_others_have() {
     }
     let open: Vec<_> = opened(known).into_iter().filter(|path| !house.is_public(path)).collect();
     assert!(open.is_empty(), "{open:?}");
-    // Nor can one list a tenant's folder whose name one has learned.
-    let folders: Vec<_> = numbered.into_iter().filter(|path| path.is_dir()).collect();
-    assert!(opened(folders).is_empty());
+    // Nor can one list a trust domain's directory whose name one has learned.
+    let directories: Vec<_> = numbered.into_iter().filter(|path| path.is_dir()).collect();
+    assert!(opened(directories).is_empty());
     let (own, room) = (house.store.path().to_owned(), house.room.path().to_owned());
     let mut listed = as_user(STRANGER, move || {
         let mut found = Vec::new();
@@ -193,8 +193,8 @@ fn what_is_being_made_is_seen_by_nobody() {
         });
         begun.recv().unwrap();
         House::show(&connect(&house.socket), 1);
-        let folder = house.store.path().to_owned();
-        as_user(USER, move || House::show(&Client::connect_to(&folder).unwrap(), 2));
+        let directory = house.store.path().to_owned();
+        as_user(USER, move || House::show(&Client::connect_to(&directory).unwrap(), 2));
         signal(server, libc::SIGKILL);
         let (drafts, open) = tracer.join().unwrap();
         assert!(drafts > 0, "there were none");
@@ -203,10 +203,10 @@ fn what_is_being_made_is_seen_by_nobody() {
 }
 
 #[test]
-fn tenants_whose_sockets_share_a_folder_share_no_names() {
+fn trust_domains_whose_sockets_share_a_directory_share_no_names() {
     let room = tempfile::tempdir().unwrap();
     let option = |name: &str| format!("{name}={}", room.path().join(name).display());
-    let store = Store::new(&["--tenant", &option("a"), "--tenant", &option("b")]);
+    let store = Store::new(&["--trust-domain", &option("a"), "--trust-domain", &option("b")]);
     let _ = store.client();
     for name in ["a", "b"] {
         House::show(&connect(&room.path().join(name)), 1);
@@ -223,7 +223,7 @@ fn what_cannot_be_run_where_it_lies_becomes_no_code() {
     let Some(mount) = crate::noexec::Mount::again(room.path()) else { return };
     let store = Store::new(&[]);
     let client = store.client();
-    let piece = |flags| Piece { flags, offset: 0, length: LENGTH as u64 };
+    let piece = |flags| FileRange { flags, offset: 0, length: LENGTH as u64 };
     let show = |path: &Path, flags| {
         let file = File::open(path).unwrap();
         client.files(&[(piece(flags), file.as_fd())]).unwrap().0[0].refusal

@@ -11,8 +11,8 @@ use crate::unmodified::code;
 use crate::{Store, eventually};
 
 /// A bundle with a program and its libraries, copied.
-fn plant(folder: &Path) {
-    let root = folder.join("rootfs");
+fn plant(directory: &Path) {
+    let root = directory.join("rootfs");
     for empty in ["proc", "dev", "sys", "tmp", "run"] {
         fs::create_dir_all(root.join(empty)).unwrap();
     }
@@ -24,9 +24,9 @@ fn plant(folder: &Path) {
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::copy(file, &to).unwrap();
     }
-    let spec = Command::new("runc").args(["spec", "--bundle"]).arg(folder).status().unwrap();
+    let spec = Command::new("runc").args(["spec", "--bundle"]).arg(directory).status().unwrap();
     assert!(spec.success());
-    let path = folder.join("config.json");
+    let path = directory.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config["process"]["terminal"] = json!(false);
     config["process"]["args"] = json!(["/bin/sleep", "1000"]);
@@ -35,15 +35,15 @@ fn plant(folder: &Path) {
 
 /// An engine of the test's own.
 struct Containerd {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     engine: crate::unmodified::Running,
     tasks: Vec<String>,
 }
 
 impl Containerd {
     fn start() -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
         let config = format!(
             "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
              [grpc]\naddress = {:?}\n",
@@ -56,9 +56,10 @@ impl Containerd {
         let mut command = Command::new("containerd");
         command.arg("--config").arg(path("config.toml")).stdout(log.try_clone().unwrap()).stderr(log);
         let engine = crate::unmodified::Running(command.spawn().ok()?);
-        let engine = Self { engine, tasks: Vec::new(), folder };
+        let engine = Self { engine, tasks: Vec::new(), directory };
         eventually("containerd answers or ends", || {
-            let ended = fs::read_to_string(engine.folder.path().join("log")).unwrap().contains("level=fatal");
+            let ended =
+                fs::read_to_string(engine.directory.path().join("log")).unwrap().contains("level=fatal");
             ended || engine.ctr(&["version"]).is_ok()
         });
         engine.ctr(&["version"]).is_ok().then_some(engine)
@@ -66,7 +67,7 @@ impl Containerd {
 
     fn ctr(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new("timeout");
-        command.args(["20", "ctr", "--address"]).arg(self.folder.path().join("socket")).args(arguments);
+        command.args(["20", "ctr", "--address"]).arg(self.directory.path().join("socket")).args(arguments);
         let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
@@ -228,7 +229,7 @@ fn where_the_stores_user_has_a_number_user_namespaces_share() {
 }
 
 #[test]
-fn containers_of_a_tenant_share_their_files() {
+fn containers_of_a_trust_domain_share_their_files() {
     if Command::new("runc").arg("--version").output().is_err() {
         orrery_testing::skipped!("there is no runc");
         return;
@@ -246,16 +247,16 @@ fn containers_of_a_tenant_share_their_files() {
             return;
         }
     }
-    let folder = work.path().join("tenant");
-    fs::create_dir(&folder).unwrap();
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-    let store = Store::new(&["--tenant", &format!("acme={}", folder.join("socket").display())]);
+    let directory = work.path().join("tenant");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    let store = Store::new(&["--trust-domain", &format!("acme={}", directory.join("socket").display())]);
     let _ = store.client();
     let containers: Vec<_> = (0..)
         .zip(&bundles)
         .map(|(number, bundle)| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
-            command.args(["orc", "oci", "--directory"]).arg(&folder).arg("--");
+            command.args(["orc", "oci", "--directory"]).arg(&directory).arg("--");
             let container = Container::start(command, &name(number), bundle, &root).unwrap();
             assert_eq!(container.said, "");
             container
@@ -269,9 +270,12 @@ fn containers_of_a_tenant_share_their_files() {
         }
         assert_eq!(seen[0], seen[1], "{file}");
     }
-    // They are the tenant's, although root's, and the host's users know nothing of them.
+    // They are the trust domain's, although root's, and the host's users know nothing of them.
     let objects = store.client().report().unwrap().objects;
-    assert!(!objects.is_empty() && objects.iter().all(|object| object.realm == "tenant acme"), "{objects:?}");
+    assert!(
+        !objects.is_empty() && objects.iter().all(|object| object.trust_domain == "named acme"),
+        "{objects:?}"
+    );
     drop(containers);
     // Without a store a container runs as ever, and is told.
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));

@@ -1,4 +1,4 @@
-//! SIGKILL for the store, its keeper and its clients, at every step.
+//! SIGKILL for the store, its supervisor and its clients, at every step.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -73,7 +73,7 @@ fn the_server_dies_in_the_midst_of_everything() {
         while workers.iter().any(|worker| !worker.is_finished()) && deaths < 8 {
             kill_server(&store);
             deaths += 1;
-            // Four deaths in ten seconds are as many as the keeper forgives.
+            // Four deaths in ten seconds are as many as the supervisor forgives.
             std::thread::sleep(std::time::Duration::from_millis(2_200));
         }
         for worker in workers {
@@ -83,21 +83,21 @@ fn the_server_dies_in_the_midst_of_everything() {
 }
 
 #[test]
-fn a_new_keeper_knows_everything() {
+fn a_new_supervisor_knows_everything() {
     let mut store = Store::new(&["--keep", "1000"]);
     let client = store.client();
     let object = client.register(&bytes(100_000, 1), Flags::none()).unwrap();
     let small = client.register(b"small", Flags::none()).unwrap();
     let server = store.server();
-    store.keeper.kill().unwrap();
-    store.keeper.wait().unwrap();
-    eventually("a new keeper", || !children(server).is_empty());
+    store.supervisor.kill().unwrap();
+    store.supervisor.wait().unwrap();
+    eventually("a new supervisor", || !children(server).is_empty());
     assert_eq!(store.server(), server, "nobody else had to start");
-    let keeper = children(server)[0];
+    let supervisor = children(server)[0];
     // And what comes now it keeps, too.
     let third = client.register(&bytes(50_000, 2), Flags::none()).unwrap();
     kill_server(&store);
-    assert!(!gone(keeper));
+    assert!(!gone(supervisor));
     for known in [&object, &small, &third] {
         assert_eq!(client.request(known.id()).unwrap().len(), known.len());
     }
@@ -105,10 +105,10 @@ fn a_new_keeper_knows_everything() {
     // The lock is still held: no second store takes the socket away.
     let second = start(store.path(), &[]).wait().unwrap();
     assert!(!second.success());
-    // SIGTERM to the new keeper ends both.
+    // SIGTERM to the new supervisor ends both.
     let server = store.server();
-    signal(keeper, libc::SIGTERM);
-    eventually("the end", || gone(keeper) && gone(server));
+    signal(supervisor, libc::SIGTERM);
+    eventually("the end", || gone(supervisor) && gone(server));
 }
 
 #[test]
@@ -119,10 +119,10 @@ fn when_both_die_no_page_is_lost_and_a_new_store_is_filled_again() {
     let object = client.register(&content, Flags::none()).unwrap();
     let mapping = object.map().unwrap();
     let server = store.server();
-    // Stopped, it cannot start a keeper in between.
+    // Stopped, it cannot start a supervisor in between.
     signal(server, libc::SIGSTOP);
-    store.keeper.kill().unwrap();
-    store.keeper.wait().unwrap();
+    store.supervisor.kill().unwrap();
+    store.supervisor.wait().unwrap();
     signal(server, libc::SIGKILL);
     eventually("the end", || gone(server));
     assert_eq!(*mapping, *content);
@@ -130,7 +130,7 @@ fn when_both_die_no_page_is_lost_and_a_new_store_is_filled_again() {
     eventually("nobody listens", || Client::connect_to(store.path()).is_err());
     assert!(client.request(object.id()).is_err());
     object.verify().unwrap();
-    store.keeper = start(store.path(), &[]);
+    store.supervisor = start(store.path(), &[]);
     let _ = store.client();
     // The old client finds the new store by itself, which knows nothing yet.
     assert_eq!(crate::refusal(client.request(object.id())), orrery_orc_client::Refusal::NotFound);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use orrery_orc_client::protocol::{EXECUTABLE, Piece};
+use orrery_orc_client::protocol::{EXECUTABLE, FileRange};
 use orrery_orc_client::{Client, Refusal};
 
 use crate::guest::{Guest, TALK, Workshop};
@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 
 fn ask(client: &Client, file: &File, flags: u32) -> Result<(u64, bool), Refusal> {
     let length = file.metadata().unwrap().len().next_multiple_of(PAGE);
-    let piece = Piece { flags, offset: 0, length };
+    let piece = FileRange { flags, offset: 0, length };
     let (answers, memories) = client.files(&[(piece, file.as_fd())]).unwrap();
     match answers[0].refusal {
         Some(refusal) => Err(refusal),
@@ -67,8 +67,8 @@ fn a_file_that_changes_is_another_object() {
 fn code_comes_from_files_that_others_cannot_write() {
     let store = Store::new(&[]);
     let client = store.client();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("code");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("code");
     fs::write(&path, bytes(5000, 3)).unwrap();
     let file = File::open(&path).unwrap();
     for mode in [0o666, 0o664, 0o646, 0o777] {
@@ -94,12 +94,12 @@ fn descriptors_must_show_what_is_asked_for() {
     let written = File::options().append(true).open(&path).unwrap();
     assert_eq!(ask(&client, &written, 0), Err(Refusal::Descriptor));
     let proc = File::open("/proc/self/status").unwrap();
-    let piece = Piece { flags: 0, offset: 0, length: PAGE };
+    let piece = FileRange { flags: 0, offset: 0, length: PAGE };
     let (answers, _) = client.files(&[(piece, proc.as_fd())]).unwrap();
     assert!(answers[0].refusal.is_some());
     // Fewer descriptors than pieces: nothing of it is done.
     let file = File::open(&path).unwrap();
-    let pair = [(piece, file.as_fd()), (Piece { length: 3, ..piece }, file.as_fd())];
+    let pair = [(piece, file.as_fd()), (FileRange { length: 3, ..piece }, file.as_fd())];
     let (answers, memories) = client.files(&pair).unwrap();
     assert_eq!((answers[0].refusal, answers[1].refusal), (None, Some(Refusal::Malformed)));
     assert_eq!(memories.len(), 1);
@@ -172,16 +172,16 @@ fn without_the_right_to_huge_pages_and_disks_small_ones_in_memory_serve() {
         orrery_testing::skipped!("only root can become another user");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(65_534), None).unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let said = folder.path().join("said");
-    let mut command = crate::command(folder.path(), &["--huge-pages", "--disk", "/proc/nowhere"]);
-    let Ok(keeper) = command.uid(65_534).stderr(File::create(&said).unwrap()).spawn() else {
+    let directory = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(directory.path(), Some(65_534), None).unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let said = directory.path().join("said");
+    let mut command = crate::command(directory.path(), &["--huge-pages", "--disk", "/proc/nowhere"]);
+    let Ok(supervisor) = command.uid(65_534).stderr(File::create(&said).unwrap()).spawn() else {
         orrery_testing::skipped!("other users cannot run what was built here");
         return;
     };
-    let store = Store { folder, keeper };
+    let store = Store { directory, supervisor };
     let path = store.path().join("code");
     fs::write(&path, bytes(8 << 20, 3)).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
@@ -191,7 +191,7 @@ fn without_the_right_to_huge_pages_and_disks_small_ones_in_memory_serve() {
         // SAFETY: the bare system call changes this thread alone, which ends soon.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
         let client = crate::connect(&path);
-        let piece = Piece { flags: EXECUTABLE, offset: 0, length: 8 << 20 };
+        let piece = FileRange { flags: EXECUTABLE, offset: 0, length: 8 << 20 };
         let (answers, memories) = client.files(&[(piece, code.as_fd())]).unwrap();
         assert_eq!(answers[0].refusal, None);
         rustix::fs::fcntl_get_seals(&memories[0]).unwrap()
@@ -213,7 +213,7 @@ fn large_files_become_objects_on_disk() {
         let path = trees.path().join(format!("lib{tree}.so"));
         fs::write(&path, &content).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        let piece = Piece { flags: EXECUTABLE, offset: 0, length: 3 << 20 };
+        let piece = FileRange { flags: EXECUTABLE, offset: 0, length: 3 << 20 };
         let (answers, memories) = client.files(&[(piece, File::open(&path).unwrap().as_fd())]).unwrap();
         assert!(answers[0].refusal.is_none() && answers[0].duplicate);
         seen.push(memories.into_iter().next().unwrap());
@@ -241,7 +241,7 @@ fn large_files_become_objects_on_disk() {
     let server = store.server();
     crate::signal(server, libc::SIGKILL);
     crate::eventually("a new store", || store.server() != server);
-    let piece = Piece { flags: EXECUTABLE, offset: 0, length: 3 << 20 };
+    let piece = FileRange { flags: EXECUTABLE, offset: 0, length: 3 << 20 };
     let file = File::open(trees.path().join("lib0.so")).unwrap();
     let (_, memories) = client.files(&[(piece, file.as_fd())]).unwrap();
     assert_eq!(rustix::fs::fstat(&memories[0]).unwrap().st_ino, inodes[0]);
@@ -261,7 +261,7 @@ fn of_a_large_object_what_is_mapped_stays_in_memory_and_little_else() {
     let (length, touched) = (8 << 20, [0_usize, 3 << 20, (7 << 20) + 70_000]);
     let path = disk.path().join("library");
     fs::write(&path, bytes(length, 11)).unwrap();
-    let piece = Piece { flags: 0, offset: 0, length: length as u64 };
+    let piece = FileRange { flags: 0, offset: 0, length: length as u64 };
     let (_, memories) = client.files(&[(piece, File::open(&path).unwrap().as_fd())]).unwrap();
     if rustix::fs::fcntl_get_seals(&memories[0]).is_ok() {
         orrery_testing::skipped!("no file can be made immutable here: the store took memory");
@@ -291,10 +291,11 @@ fn what_programs_open_all_the_time_stays_in_memory_until_they_do_no_more() {
     let length = 4 << 20;
     let path = disk.path().join("library");
     fs::write(&path, bytes(length, 12)).unwrap();
-    let piece = Piece { flags: 0, offset: 0, length: length as u64 };
+    let piece = FileRange { flags: 0, offset: 0, length: length as u64 };
     client.files(&[(piece, File::open(&path).unwrap().as_fd())]).unwrap();
-    let folders = fs::read_dir(disk.path().join("objects")).into_iter().flatten().flatten();
-    let mut objects = folders.flat_map(|folder| fs::read_dir(folder.path()).into_iter().flatten().flatten());
+    let directories = fs::read_dir(disk.path().join("objects")).into_iter().flatten().flatten();
+    let mut objects =
+        directories.flat_map(|directory| fs::read_dir(directory.path()).into_iter().flatten().flatten());
     let Some(object) = objects.find(|entry| entry.file_name().to_string_lossy().starts_with("orc:library"))
     else {
         orrery_testing::skipped!("no file can be made immutable here, so objects have no names");

@@ -11,26 +11,26 @@ use tempfile::TempDir;
 use crate::Store;
 use crate::unmodified::{Running, run};
 
-/// A folder for what is compiled.
+/// A directory for what is compiled.
 pub(crate) struct Workshop(TempDir);
 
 impl Workshop {
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        Self(folder)
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        Self(directory)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// Compiles a program; `$LIB` in the options is this folder.
+    /// Compiles a program; `$LIB` in the options is this directory.
     pub(crate) fn program(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
         let (from, to) = (self.path(&format!("{name}.c")), self.path(name));
         fs::write(&from, source).unwrap();
-        let folder = self.0.path().to_str().unwrap();
-        let options = options.iter().map(|option| option.replace("$LIB", folder));
+        let directory = self.0.path().to_str().unwrap();
+        let options = options.iter().map(|option| option.replace("$LIB", directory));
         let output =
             Command::new("cc").args(["-O1", "-w", "-o"]).arg(&to).arg(&from).args(options).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use orrery_orc_client::protocol::{
-    Content, Handle, MOST_PIECES, Piece, Relocated, Reply, Request, Room, decode_reply,
+    Content, FileRange, Handle, MAX_FDS, PlacementRequest, RelocatedData, Reply, Request, decode_reply,
 };
 use orrery_orc_client::{Client, Flags, ObjectId, Refusal};
 use rustix::fs::MemfdFlags;
@@ -59,7 +59,7 @@ fn noise_is_answered_politely() {
         assert_eq!(receive(&socket), Some((0, Reply::Refused(Refusal::Malformed))));
     }
     // Cut off anywhere, or longer than it says.
-    let good = Request::Files(vec![Piece { flags: 0, offset: 0, length: 4096 }; 3]).encode(77);
+    let good = Request::Files(vec![FileRange { flags: 0, offset: 0, length: 4096 }; 3]).encode(77);
     for length in 1..good.len() {
         send(&socket, &good[..length], &[]).unwrap();
         assert!(matches!(receive(&socket), Some((0 | 77, Reply::Refused(_)))), "{length}");
@@ -84,7 +84,7 @@ fn unwanted_descriptors_are_closed() {
     let before = count();
     let file = std::fs::File::open("/dev/null").unwrap();
     for request in [Request::Report.encode(2), Request::Request(ObjectId([1; 32])).encode(2), vec![0; 40]] {
-        for many in [1, MOST_PIECES, 250] {
+        for many in [1, MAX_FDS, 250] {
             send(&socket, &request, &vec![file.as_fd(); many]).unwrap();
             assert!(receive(&socket).is_some());
         }
@@ -211,16 +211,17 @@ fn raw_to(path: &std::path::Path) -> OwnedFd {
 
 #[test]
 fn descriptors_that_one_uses_up_are_left_for_others() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = |name: &str| directory.path().join(name);
     let option = |name: &str| format!("{name}={}", socket(name).display());
-    let tenants = ["greedy", "modest"].map(option);
-    let options = ["--keep", "100000", "--tenant", &tenants[0], "--tenant", &tenants[1]];
+    let named_domains = ["greedy", "modest"].map(option);
+    let options =
+        ["--keep", "100000", "--trust-domain", &named_domains[0], "--trust-domain", &named_domains[1]];
     let store = Store::with_descriptors(1000, &options);
     let server = store.server();
     let (greedy, modest) = (connect(&socket("greedy")), connect(&socket("modest")));
     let mut held = Vec::new();
-    let refused = (0..1000).find_map(|seed| match greedy.register(&bytes(20, seed), Flags::ALONE) {
+    let refused = (0..1000).find_map(|seed| match greedy.register(&bytes(20, seed), Flags::OWN_PAGES) {
         Ok(object) => {
             held.push(object);
             None
@@ -233,7 +234,7 @@ fn descriptors_that_one_uses_up_are_left_for_others() {
     let more: Vec<OwnedFd> = (0..600).map(|_| raw_to(&socket("greedy"))).collect();
     // Others find room, the greedy one is served, and nobody had to die for it.
     let objects: Vec<_> =
-        (0..50).map(|seed| modest.register(&bytes(20, seed), Flags::ALONE).unwrap()).collect();
+        (0..50).map(|seed| modest.register(&bytes(20, seed), Flags::OWN_PAGES).unwrap()).collect();
     assert!(Client::connect_to(&socket("modest")).unwrap().request(objects[7].id()).is_ok());
     assert_eq!(greedy.request(held[0].id()).unwrap().len(), 20);
     assert_eq!(store.server(), server);
@@ -245,7 +246,7 @@ fn descriptors_that_one_uses_up_are_left_for_others() {
     // What is let go of makes room at once, although it would be kept for a day.
     drop(more);
     held.truncate(held.len() - 60);
-    eventually("room again", || greedy.register(&bytes(20, 5000), Flags::ALONE).is_ok());
+    eventually("room again", || greedy.register(&bytes(20, 5000), Flags::OWN_PAGES).is_ok());
 }
 
 #[test]
@@ -276,11 +277,12 @@ fn races_over_the_last_bytes_of_a_quota_end_well() {
 }
 
 #[test]
-fn tenants_learn_nothing_of_one_another() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = |name: &str| folder.path().join(name);
+fn trust_domains_learn_nothing_of_one_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = |name: &str| directory.path().join(name);
     let option = |name: &str| format!("{name}={}", socket(name).display());
-    let store = Store::new(&["--tenant", &option("a"), "--tenant", &option("b"), "--quota", "1M"]);
+    let store =
+        Store::new(&["--trust-domain", &option("a"), "--trust-domain", &option("b"), "--quota", "1M"]);
     let (a, b, common) = (connect(&socket("a")), connect(&socket("b")), store.client());
     let secret = bytes(100_000, 1);
     let object = a.register(&secret, Flags::none()).unwrap();
@@ -297,7 +299,7 @@ fn tenants_learn_nothing_of_one_another() {
     // What a uses up is a's.
     assert_eq!(refusal(a.register(&bytes(1 << 20, 2), Flags::none())), Refusal::Quota);
     b.register(&bytes(900_000, 2), Flags::none()).unwrap();
-    // Who comes through a tenant's socket is no administrator, even as root.
+    // Who comes through a trust domain's socket is no administrator, even as root.
     assert_eq!(refusal(a.register(b"for all", Flags::PUBLIC)), Refusal::Denied);
     let public = common.register(b"for all", Flags::PUBLIC).unwrap();
     assert!(public.is_public());
@@ -318,12 +320,12 @@ fn users_are_told_apart_by_the_kernel() {
     let store = Store::new(&[]);
     let root = store.client();
     let object = root.register(&bytes(5000, 1), Flags::none()).unwrap();
-    let folder = store.path().to_owned();
+    let directory = store.path().to_owned();
     let id = object.id();
     std::thread::spawn(move || {
         // SAFETY: the bare system call changes this thread alone, which ends soon.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
-        let nobody = Client::connect_to(&folder).unwrap();
+        let nobody = Client::connect_to(&directory).unwrap();
         assert_eq!(refusal(nobody.request(id)), Refusal::NotFound);
         assert_eq!(refusal(nobody.register(b"x", Flags::PUBLIC)), Refusal::Denied);
         assert!(nobody.report().unwrap().objects.is_empty());
@@ -341,8 +343,8 @@ fn a_store_of_somebody_else_is_not_believed() {
         orrery_testing::skipped!("only root can become another user");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
@@ -355,14 +357,14 @@ fn a_store_of_somebody_else_is_not_believed() {
     })
     .join()
     .unwrap();
-    let error = Client::connect_to(folder.path()).unwrap_err();
+    let error = Client::connect_to(directory.path()).unwrap_err();
     assert!(matches!(error, orrery_orc_client::Error::Owner { uid: 65_534, .. }), "{error}");
 }
 
 #[test]
 fn a_lying_store_is_found_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
@@ -402,7 +404,7 @@ fn a_lying_store_is_found_out() {
             send(&peer, &reply, if number == 3 { &[] } else { &with }).unwrap();
         }
     });
-    let client = Client::connect_to(folder.path()).unwrap();
+    let client = Client::connect_to(directory.path()).unwrap();
     for wanted in ["not sealed", "not sealed", "not sealed", "makes no sense", "not sealed"] {
         let error = client.request(id).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");
@@ -430,12 +432,12 @@ fn inline_content_that_pretends_is_nothing() {
 
 #[test]
 fn the_book_and_what_is_remembered_lie_within_a_trust_domain() {
-    let tenant = tempfile::tempdir().unwrap();
-    let socket = tenant.path().join("socket");
-    let store = Store::new(&["--tenant", &format!("other={}", socket.display())]);
+    let named = tempfile::tempdir().unwrap();
+    let socket = named.path().join("socket");
+    let store = Store::new(&["--trust-domain", &format!("other={}", socket.display())]);
     let _ = connect(&socket);
     let (own, other) = (raw(&store), raw_at(&socket));
-    let name = Relocated { key: 7, address: 1 << 40, start: 4096, length: 8192 };
+    let name = RelocatedData { key: 7, address: 1 << 40, start: 4096, length: 8192 };
     let memory = rustix::fs::memfd_create("relocated", MemfdFlags::CLOEXEC).unwrap();
     rustix::io::pwrite(&memory, &bytes(8192, 5), 0).unwrap();
     let refused = |socket: &OwnedFd, request: &Request<'_>, descriptors: &[BorrowedFd<'_>]| {
@@ -446,40 +448,41 @@ fn the_book_and_what_is_remembered_lie_within_a_trust_domain() {
         }
     };
     // Nothing comes of too little, too much, half pages, files of another kind.
-    let remember = Request::Remember(name);
+    let remember = Request::RegisterRelocated(name);
     assert_eq!(refused(&own, &remember, &[]), Refusal::Descriptor);
-    let longer = Request::Remember(Relocated { length: 1 << 20, ..name });
+    let longer = Request::RegisterRelocated(RelocatedData { length: 1 << 20, ..name });
     assert_eq!(refused(&own, &longer, &[memory.as_fd()]), Refusal::Changed);
-    let half = Request::Remember(Relocated { length: 100, ..name });
+    let half = Request::RegisterRelocated(RelocatedData { length: 100, ..name });
     assert_eq!(refused(&own, &half, &[memory.as_fd()]), Refusal::Malformed);
-    let huge = Request::Remember(Relocated { length: 1 << 50, ..name });
+    let huge = Request::RegisterRelocated(RelocatedData { length: 1 << 50, ..name });
     assert_eq!(refused(&own, &huge, &[memory.as_fd()]), Refusal::Size);
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     assert_eq!(refused(&own, &remember, &[file.as_fd()]), Refusal::Descriptor);
     send(&own, &remember.encode(2), &[memory.as_fd()]).unwrap();
     assert!(matches!(receive(&own), Some((2, Reply::Handle(Handle { length: 8192, .. })))));
     let recall = |socket: &OwnedFd| {
-        send(socket, &Request::Recall(vec![name, Relocated { key: 8, ..name }]).encode(3), &[]).unwrap();
+        send(socket, &Request::FindRelocated(vec![name, RelocatedData { key: 8, ..name }]).encode(3), &[])
+            .unwrap();
         match receive(socket) {
-            Some((3, Reply::Pieces(answers))) => {
+            Some((3, Reply::FileRanges(answers))) => {
                 answers.iter().map(|answer| answer.refusal).collect::<Vec<_>>()
             }
             other => panic!("{other:?}"),
         }
     };
     assert_eq!(recall(&own), [None, Some(Refusal::NotFound)]);
-    assert_eq!(recall(&other), [Some(Refusal::NotFound); 2], "another tenant's");
+    assert_eq!(recall(&other), [Some(Refusal::NotFound); 2], "another trust domain's");
     // Each has a book of its own, which only the store can write.
     let book = |socket: &OwnedFd| {
-        let room = Room { key: 9, length: 1 << 20, alignment: 4096 };
-        send(socket, &Request::Book(room).encode(4), &[]).unwrap();
+        let room = PlacementRequest { key: 9, length: 1 << 20, alignment: 4096 };
+        send(socket, &Request::PlacementTable(room).encode(4), &[]).unwrap();
         let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
         let mut buffer = [0; 100];
         let mut bytes = [std::io::IoSliceMut::new(&mut buffer)];
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = rustix::net::recvmsg(socket, &mut bytes, &mut ancillary, flags).unwrap().bytes;
-        assert!(matches!(decode_reply(&buffer[..got]), Some((4, Reply::Book { .. }))));
+        assert!(matches!(decode_reply(&buffer[..got]), Some((4, Reply::PlacementTable { .. }))));
         let rights = ancillary.drain().find_map(|message| match message {
             rustix::net::RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,

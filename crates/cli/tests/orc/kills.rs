@@ -1,4 +1,4 @@
-//! SIGKILL before each system call that a store makes, in turn: for the process that answers, for the keeper, for both, while a
+//! SIGKILL before each system call that a store makes, in turn: for the process that answers, for the supervisor, for both, while a
 //! client registers, requests, shows files and publishes, or a program starts. Programs that run keep every page, what comes after
 //! finds all that was there, and the next client is served.
 
@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use orrery_orc_client::protocol::Piece;
+use orrery_orc_client::protocol::FileRange;
 use orrery_orc_client::{Client, Error, Flags, Object};
 use rustix::mm::MprotectFlags;
 
@@ -75,9 +75,9 @@ impl Witness {
     fn pages(&self) -> Vec<(u64, Vec<u8>)> {
         let pid = self.sleeper.0.id();
         let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
-        let areas = orrery_orc_store::measure::areas(i32::try_from(pid).unwrap()).unwrap();
-        let objects = areas.iter().filter(|area| area.is_object() && !area.access.contains('w'));
-        let read = |area: &orrery_orc_store::measure::Area| {
+        let mappings = orrery_orc_store::measure::mappings(i32::try_from(pid).unwrap()).unwrap();
+        let objects = mappings.iter().filter(|area| area.is_object() && !area.access.contains('w'));
+        let read = |area: &orrery_orc_store::measure::MappingUsage| {
             let start = u64::from_str_radix(area.range.split('-').next().unwrap(), 16).unwrap();
             let mut bytes = vec![0; usize::try_from(area.size).unwrap()];
             memory.read_exact_at(&mut bytes, start).unwrap();
@@ -115,7 +115,7 @@ fn work(store: &Store, seed: u64) -> Result<(), Error> {
     drop((small, same));
     let mut file = tempfile::tempfile().unwrap();
     std::io::Write::write_all(&mut file, &bytes(40_960, seed + 1)).unwrap();
-    let piece = Piece { flags: 0, offset: 0, length: 40_960 };
+    let piece = FileRange { flags: 0, offset: 0, length: 40_960 };
     client.files(&[(piece, file.as_fd())])?;
     let (start, range) = memory(&bytes(8 << 12, seed + 2), MprotectFlags::READ);
     publish(&client, range, true)?;
@@ -128,20 +128,20 @@ fn work(store: &Store, seed: u64) -> Result<(), Error> {
 
 /// Has `victim` die before its system call number `step` after `act` has begun, or when `act` is done; how many calls it made.
 fn round<T>(store: &mut Store, victim: Victim, step: usize, act: impl FnOnce(&Store) -> T) -> (T, usize) {
-    let (server, keeper) = (store.server(), i32::try_from(store.keeper.id()).unwrap());
+    let (server, supervisor) = (store.server(), i32::try_from(store.supervisor.id()).unwrap());
     let is_dead = Arc::new(AtomicBool::new(false));
     let kill = {
         let is_dead = Arc::clone(&is_dead);
         move || {
             if !is_dead.swap(true, Ordering::AcqRel) {
-                kill(victim, server, keeper);
+                kill(victim, server, supervisor);
             }
         }
     };
     let again = kill.clone();
     let (ready, begun) = mpsc::channel();
     let tracer = std::thread::spawn(move || {
-        let pid = if victim == Victim::Keeper { keeper } else { server };
+        let pid = if victim == Victim::Keeper { supervisor } else { server };
         trace_all(
             pid,
             || ready.send(()).unwrap(),
@@ -158,7 +158,7 @@ fn round<T>(store: &mut Store, victim: Victim, step: usize, act: impl FnOnce(&St
     let calls = tracer.join().unwrap().unwrap();
     if victim != Victim::Server {
         // Who has traced a child has waited for it, too.
-        let _ = store.keeper.wait();
+        let _ = store.supervisor.wait();
     }
     (done, calls)
 }
@@ -170,12 +170,12 @@ fn waits(pid: u32) -> bool {
     [libc::SYS_poll, libc::SYS_ppoll].iter().any(|poll| call.starts_with(&format!("{poll} ")))
 }
 
-fn kill(victim: Victim, server: i32, keeper: i32) {
+fn kill(victim: Victim, server: i32, supervisor: i32) {
     if victim == Victim::Both {
         // Stopped, it cannot start another in between.
-        signal(keeper, libc::SIGSTOP);
-        eventually("the keeper stands still", || {
-            let stat = std::fs::read_to_string(format!("/proc/{keeper}/stat")).unwrap();
+        signal(supervisor, libc::SIGSTOP);
+        eventually("the supervisor stands still", || {
+            let stat = std::fs::read_to_string(format!("/proc/{supervisor}/stat")).unwrap();
             stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
         });
     }
@@ -183,7 +183,7 @@ fn kill(victim: Victim, server: i32, keeper: i32) {
         signal(server, libc::SIGKILL);
     }
     if victim != Victim::Server {
-        signal(keeper, libc::SIGKILL);
+        signal(supervisor, libc::SIGKILL);
     }
 }
 
@@ -196,7 +196,7 @@ fn start_again(store: &mut Store) {
             answers = Client::connect_to(store.path()).is_ok_and(|client| client.report().is_ok());
             answers || fresh.try_wait().unwrap().is_some()
         });
-        store.keeper = fresh;
+        store.supervisor = fresh;
         answers
     });
 }
@@ -221,7 +221,7 @@ fn the_server_dies_before_any_of_its_calls() {
         let mut witness = Witness::new(&store);
         for &step in steps {
             let seed = 10 * step as u64 + 5000;
-            // Nobody notices: the keeper starts another, and all ask again.
+            // Nobody notices: the supervisor starts another, and all ask again.
             round(&mut store, Victim::Server, step, |store| work(store, seed)).0.unwrap();
             witness.check();
             witness.ask();
@@ -231,14 +231,14 @@ fn the_server_dies_before_any_of_its_calls() {
 }
 
 #[test]
-fn the_keeper_dies_before_any_of_its_calls() {
+fn the_supervisor_dies_before_any_of_its_calls() {
     if !can_trace() {
         return;
     }
     let calls = count(Victim::Keeper, |store| {
         work(store, 1000).unwrap();
         // Nobody waits for it: it has mostly been told more by now than it has written down.
-        eventually("the keeper waits", || (0..20).all(|_| waits(store.keeper.id())));
+        eventually("the supervisor waits", || (0..20).all(|_| waits(store.supervisor.id())));
     });
     assert!(calls > 0);
     for step in some(0, calls, KEEPERS) {
@@ -246,7 +246,7 @@ fn the_keeper_dies_before_any_of_its_calls() {
         let mut witness = Witness::new(&store);
         let server = store.server();
         round(&mut store, Victim::Keeper, step, |store| work(store, 5000)).0.unwrap();
-        eventually("a new keeper", || !children(server).is_empty());
+        eventually("a new supervisor", || !children(server).is_empty());
         // An answer comes when it has been given everything: what the other one knows may now be lost.
         assert_eq!(store.server(), server);
         signal(server, libc::SIGKILL);

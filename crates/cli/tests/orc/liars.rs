@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;
 
-use orrery_orc_auditor;
-use orrery_orc_client::protocol::{Piece, PieceAnswer, Refusal, Reply, Request, decode_request};
+use orrery_orc_client::protocol::{FileRange, FileRangeReply, Refusal, Reply, Request, decode_request};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -75,10 +74,10 @@ impl Lie {
     }
 
     /// Answers a question about files; whether there is more to be said.
-    fn answer(self, socket: &OwnedFd, tag: u64, pieces: &[Piece]) -> bool {
+    fn answer(self, socket: &OwnedFd, tag: u64, pieces: &[FileRange]) -> bool {
         let longest = pieces.iter().map(|piece| piece.offset + piece.length).max().unwrap_or(0);
         let offset = if self == Self::Astray { u64::MAX - 4095 } else { 0 };
-        let mut answers = vec![PieceAnswer { refusal: None, duplicate: true, offset }; pieces.len()];
+        let mut answers = vec![FileRangeReply { refusal: None, duplicate: true, offset }; pieces.len()];
         if self == Self::TooFew {
             answers.pop();
         }
@@ -90,8 +89,8 @@ impl Lie {
         let message = match self {
             Self::Goodbye => return false,
             Self::Noise => vec![7; 100],
-            Self::OtherTag => Reply::Pieces(answers).encode(tag + 1),
-            _ => Reply::Pieces(answers).encode(tag),
+            Self::OtherTag => Reply::FileRanges(answers).encode(tag + 1),
+            _ => Reply::FileRanges(answers).encode(tag),
         };
         // A program that has seen through it is gone.
         let _ = send(socket, &message, &borrowed);
@@ -99,12 +98,12 @@ impl Lie {
     }
 }
 
-fn listen(folder: &Path) -> OwnedFd {
-    orrery_orc_auditor::install(folder, &[]).unwrap();
+fn listen(directory: &Path) -> OwnedFd {
+    orrery_orc_auditor::install(directory, &[]).unwrap();
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
-    rustix::net::bind(&socket, &SocketAddrUnix::new(folder.join("socket")).unwrap()).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(directory.join("socket")).unwrap()).unwrap();
     rustix::net::listen(&socket, 10).unwrap();
     socket
 }
@@ -129,11 +128,11 @@ fn serve(socket: OwnedFd, lie: Lie) -> JoinHandle<()> {
     })
 }
 
-fn echo(folder: &Path) -> Output {
+fn echo(directory: &Path) -> Output {
     Command::new("/bin/echo")
         .arg("hello")
-        .env("LD_AUDIT", folder.join("liborrery-orc.so"))
-        .env("ORRERY_ORC", folder)
+        .env("LD_AUDIT", directory.join("liborrery-orc.so"))
+        .env("ORRERY_ORC", directory)
         .env("ORRERY_ORC_VERBOSE", "1")
         .output()
         .unwrap()
@@ -142,9 +141,9 @@ fn echo(folder: &Path) -> Output {
 #[test]
 fn programs_see_through_lies() {
     for lie in LIES {
-        let folder = tempfile::tempdir().unwrap();
-        let store = serve(listen(folder.path()), lie);
-        let output = echo(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let store = serve(listen(directory.path()), lie);
+        let output = echo(directory.path());
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && output.stdout == b"hello\n", "{lie:?}: {output:?}");
         let wanted = match lie {
@@ -163,9 +162,9 @@ fn programs_do_not_talk_to_other_users_stores() {
         orrery_testing::skipped!("only root can become another user");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let path = folder.path().to_owned();
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let path = directory.path().to_owned();
     let socket = std::thread::spawn(move || {
         orrery_orc_auditor::install(&path, &[]).unwrap();
         // SAFETY: the bare system call changes this thread alone, which ends soon.
@@ -174,7 +173,7 @@ fn programs_do_not_talk_to_other_users_stores() {
     })
     .join()
     .unwrap();
-    let output = echo(folder.path());
+    let output = echo(directory.path());
     assert_eq!(output.stdout, b"hello\n");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("belongs to another user"), "{said}");

@@ -35,25 +35,26 @@ use tempfile::TempDir;
 
 /// A store of the test's own, ended with it.
 struct Store {
-    folder: TempDir,
-    keeper: Child,
+    directory: TempDir,
+    supervisor: Child,
 }
 
 impl Store {
     fn new(options: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         // Other users' clients come by here, too.
-        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let keeper = start(folder.path(), options);
-        Self { folder, keeper }
+        std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        let supervisor = start(directory.path(), options);
+        Self { directory, supervisor }
     }
 
     /// One that may open so many files only.
     fn with_descriptors(most: u64, options: &[&str]) -> Self {
         use std::os::unix::process::CommandExt as _;
 
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = command(folder.path(), options);
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = command(directory.path(), options);
         let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
         let set = move || {
             // SAFETY: a system call on this process alone.
@@ -62,11 +63,11 @@ impl Store {
         };
         // SAFETY: nothing but a system call happens between fork and exec.
         unsafe { command.pre_exec(set) };
-        Self { folder, keeper: command.spawn().unwrap() }
+        Self { directory, supervisor: command.spawn().unwrap() }
     }
 
     fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     fn client(&self) -> Client {
@@ -81,17 +82,17 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Whoever keeps now: the first keeper may be dead.
+        // Whoever keeps now: the first supervisor may be dead.
         let server = Client::connect_to(self.path()).and_then(|client| client.report()).ok();
-        if matches!(self.keeper.try_wait(), Ok(None)) {
-            signal(i32::try_from(self.keeper.id()).unwrap(), libc::SIGTERM);
+        if matches!(self.supervisor.try_wait(), Ok(None)) {
+            signal(i32::try_from(self.supervisor.id()).unwrap(), libc::SIGTERM);
         }
-        let _ = self.keeper.wait();
+        let _ = self.supervisor.wait();
         if let Some(server) = server {
             let pid = i32::try_from(server.pid).unwrap();
             eventually("the store ends", || {
-                for keeper in children(pid).into_iter().chain(keeper_above(pid)) {
-                    signal(keeper, libc::SIGTERM);
+                for supervisor in children(pid).into_iter().chain(supervisor_above(pid)) {
+                    signal(supervisor, libc::SIGTERM);
                 }
                 !Path::new(&format!("/proc/{pid}")).exists() || zombie(pid)
             });
@@ -101,9 +102,9 @@ impl Drop for Store {
 }
 
 /// Removes the objects that stores have left that were killed: nobody may, as long as they are immutable.
-fn sweep(folder: &Path) {
-    for realm in std::fs::read_dir(folder.join("objects")).into_iter().flatten().flatten() {
-        for entry in std::fs::read_dir(realm.path()).into_iter().flatten().flatten() {
+fn sweep(directory: &Path) {
+    for domain in std::fs::read_dir(directory.join("objects")).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(domain.path()).into_iter().flatten().flatten() {
             let flags = rustix::fs::OFlags::RDONLY;
             if let Ok(fd) = rustix::fs::open(entry.path(), flags, rustix::fs::Mode::empty()) {
                 let _ = rustix::fs::ioctl_setflags(&fd, rustix::fs::IFlags::empty());
@@ -112,13 +113,13 @@ fn sweep(folder: &Path) {
     }
 }
 
-fn start(folder: &Path, options: &[&str]) -> Child {
-    command(folder, options).spawn().unwrap()
+fn start(directory: &Path, options: &[&str]) -> Child {
+    command(directory, options).spawn().unwrap()
 }
 
-fn command(folder: &Path, options: &[&str]) -> Command {
+fn command(directory: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
-    command.args(["orc", "serve", "--directory"]).arg(folder).args(options);
+    command.args(["orc", "serve", "--directory"]).arg(directory).args(options);
     let signal = Some(rustix::process::Signal::TERM);
     let end_with_test = move || Ok(rustix::process::set_parent_process_death_signal(signal)?);
     // What a store leaves that is killed with its test nobody could remove.
@@ -150,12 +151,12 @@ fn signal(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// The keeper that has started a server.
-fn keeper_above(server: i32) -> Option<i32> {
+/// The supervisor that has started a server.
+fn supervisor_above(server: i32) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{server}/stat")).ok()?;
     let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
     let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    (name == "orrery-keeper\n").then_some(parent)
+    (name == "orc-supervisor\n").then_some(parent)
 }
 
 fn children(pid: i32) -> Vec<i32> {

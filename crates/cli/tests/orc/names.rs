@@ -12,20 +12,20 @@ use crate::guest::{Guest, TALK, Workshop};
 use crate::unmodified::{PYTHON, Python, code, run};
 use crate::{Store, eventually, signal};
 
-/// The folder of the objects of this user's programs, if objects have names here.
-fn folder(store: &Store) -> Option<PathBuf> {
+/// The directory of the objects of this user's programs, if objects have names here.
+fn directory(store: &Store) -> Option<PathBuf> {
     // SAFETY: it only tells.
     let uid = unsafe { libc::geteuid() };
-    let folder = store.path().join(format!("objects/{uid}"));
-    let is_there = folder.join("index").exists();
+    let directory = store.path().join(format!("objects/{uid}"));
+    let is_there = directory.join("index").exists();
     if !is_there {
         orrery_testing::skipped!("no file can be made immutable here, so objects have no names");
     }
-    is_there.then_some(folder)
+    is_there.then_some(directory)
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
@@ -60,8 +60,8 @@ impl Drop for Sleeper {
 }
 
 /// A program that is in nobody's index yet.
-fn program(folder: &Path) -> PathBuf {
-    let path = folder.join("dozer");
+fn program(directory: &Path) -> PathBuf {
+    let path = directory.join("dozer");
     orrery_testing::copy_program("/bin/sleep", &path);
     path
 }
@@ -74,7 +74,7 @@ fn what_is_known_is_had_without_asking_even_of_the_dead() {
     let program = program(tree.path());
     let first = Sleeper::start(&store, &program);
     assert!(first.asks(), "it was the first");
-    if folder(&store).is_none() {
+    if directory(&store).is_none() {
         return;
     }
     // It is sent all of them at once, and exchanges one after the other.
@@ -94,11 +94,11 @@ fn what_is_known_is_had_without_asking_even_of_the_dead() {
     assert!(!third.asks());
     signal(server, libc::SIGCONT);
     // Nor is one that is dead needed.
-    signal(i32::try_from(store.keeper.id()).unwrap(), libc::SIGSTOP);
+    signal(i32::try_from(store.supervisor.id()).unwrap(), libc::SIGSTOP);
     signal(server, libc::SIGKILL);
     let fourth = Sleeper::start(&store, &program);
     assert!(!fourth.asks());
-    signal(i32::try_from(store.keeper.id()).unwrap(), libc::SIGCONT);
+    signal(i32::try_from(store.supervisor.id()).unwrap(), libc::SIGCONT);
     eventually("a new store", || store.server() != server);
     // Which takes over what there is.
     let fifth = Sleeper::start(&store, &program);
@@ -116,8 +116,8 @@ fn an_object_that_loses_its_name_before_it_is_opened_is_done_without() {
     for _ in 0..2 {
         assert_eq!(Guest::start(&store, &workshop, &program).number(), 7);
     }
-    let Some(folder) = folder(&store) else { return };
-    let object = names(&folder).into_iter().find(|name| name.starts_with("orc:libfirst")).unwrap();
+    let Some(directory) = directory(&store) else { return };
+    let object = names(&directory).into_iter().find(|name| name.starts_with("orc:libfirst")).unwrap();
     // Another auditor, which hears what the loader is to open, and clears it away as a new store would.
     let source = "
         #include <fcntl.h>
@@ -139,7 +139,7 @@ fn an_object_that_loses_its_name_before_it_is_opened_is_done_without() {
     let auditors = |ours: &str| format!("{ours}:{}", remover.display());
     let mut guest = Guest::audited(&store, &workshop, &program, auditors);
     assert_eq!(guest.number(), 7, "from the file itself: {}", guest.said());
-    assert!(!folder.join(&object).exists(), "the object was removed");
+    assert!(!directory.join(&object).exists(), "the object was removed");
     let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
     assert!(maps.contains(library.to_str().unwrap()), "{maps}");
 }
@@ -151,10 +151,10 @@ fn what_is_used_without_asking_stays_and_what_is_not_goes() {
     let tree = tempfile::tempdir().unwrap();
     let program = program(tree.path());
     let first = Sleeper::start(&store, &program);
-    let Some(folder) = folder(&store) else { return };
+    let Some(directory) = directory(&store) else { return };
     let second = Sleeper::start(&store, &program);
     let object = |name: &String| name.starts_with("orc:dozer");
-    assert_eq!(names(&folder).iter().filter(|name| object(name)).count(), 1);
+    assert_eq!(names(&directory).iter().filter(|name| object(name)).count(), 1);
     drop(first);
     eventually("the first is gone", || {
         client.report().unwrap().objects.iter().all(|object| object.holders.is_empty())
@@ -162,19 +162,19 @@ fn what_is_used_without_asking_stays_and_what_is_not_goes() {
     // Objects that nobody uses go at once, which shows that the store has looked.
     let file = tree.path().join("unused");
     fs::write(&file, crate::bytes(10_000, 5)).unwrap();
-    let shown = orrery_orc_client::protocol::Piece { flags: 0, offset: 0, length: 12_288 };
+    let shown = orrery_orc_client::protocol::FileRange { flags: 0, offset: 0, length: 12_288 };
     let passing = store.client();
     let (answers, _) = passing.files(&[(shown, fs::File::open(&file).unwrap().as_fd())]).unwrap();
     assert!(answers[0].refusal.is_none());
-    assert!(names(&folder).iter().any(|name| name.starts_with("orc:unused")));
+    assert!(names(&directory).iter().any(|name| name.starts_with("orc:unused")));
     drop(passing);
-    eventually("the unused goes", || !names(&folder).iter().any(|name| name.starts_with("orc:unused")));
-    assert!(names(&folder).iter().any(object), "it is used still");
+    eventually("the unused goes", || !names(&directory).iter().any(|name| name.starts_with("orc:unused")));
+    assert!(names(&directory).iter().any(object), "it is used still");
     drop(second);
-    eventually("the object goes", || !names(&folder).iter().any(object));
+    eventually("the object goes", || !names(&directory).iter().any(object));
     // What is gone is asked for, and made again.
     let third = Sleeper::start(&store, &program);
-    assert!(third.asks() && names(&folder).iter().any(object));
+    assert!(third.asks() && names(&directory).iter().any(object));
     drop(third);
     drop(client);
     let path = store.path().join("objects");
@@ -196,9 +196,10 @@ fn what_is_started_again_and_again_stays_though_each_start_is_short() {
     orrery_testing::copy_program("/bin/sleep", &other);
     assert!(run(&store, &[other.to_str().unwrap(), "0"]).status().unwrap().success());
     start();
-    let Some(folder) = folder(&store) else { return };
-    let object = |of: &str| names(&folder).into_iter().find(|name| name.starts_with(&format!("orc:{of}.")));
-    let inode = || object("brief").map(|name| fs::metadata(folder.join(name)).unwrap().ino());
+    let Some(directory) = directory(&store) else { return };
+    let object =
+        |of: &str| names(&directory).into_iter().find(|name| name.starts_with(&format!("orc:{of}.")));
+    let inode = || object("brief").map(|name| fs::metadata(directory.join(name)).unwrap().ino());
     let (first, begin) = (inode(), Instant::now());
     assert!(first.is_some() && object("once").is_some());
     while begin.elapsed() < 2 * KEEP || object("once").is_some() {
@@ -247,7 +248,7 @@ fn libraries_are_loaded_as_often_as_ever() {
     assert_eq!(ask(&mut start()).0, expected, "when they are known to nobody");
     let (found, mapped) = ask(&mut start());
     assert_eq!(found, expected, "when they have names");
-    if folder(&store).is_some() {
+    if directory(&store).is_some() {
         assert!(mapped.contains("orc:libone") || mapped.contains("orc:libother"), "{mapped}");
     }
     // The loader's names are the files', not the objects'.
@@ -321,8 +322,8 @@ fn other_users_have_folders_of_their_own() {
     let (one, other) = (65_531, 65_532);
     let start = |uid: u32| start_as(&store, uid);
     let first = start(one);
-    let folder = store.path().join(format!("objects/{one}"));
-    if !folder.join("index").exists() {
+    let directory = store.path().join(format!("objects/{one}"));
+    if !directory.join("index").exists() {
         orrery_testing::skipped!("objects of other users have no names here");
         return;
     }
@@ -336,15 +337,15 @@ fn other_users_have_folders_of_their_own() {
         command.arg(path).uid(uid).gid(uid).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().unwrap().success()
     };
-    assert!(sees(one, &folder) && !sees(other, &folder), "one's own only");
+    assert!(sees(one, &directory) && !sees(other, &directory), "one's own only");
     assert!(!sees(one, &store.path().join("objects")), "nor who else there is");
     // Not even the user can change an object, or put something in its place.
-    let object = names(&folder).into_iter().find(|name| name.starts_with("orc:sleep")).unwrap();
+    let object = names(&directory).into_iter().find(|name| name.starts_with("orc:sleep")).unwrap();
     for command in [
-        format!("echo x >> '{0}/{object}'", folder.display()),
-        format!("rm -f '{0}/{object}'", folder.display()),
-        format!("touch '{0}/new'", folder.display()),
-        format!("chmod 777 '{0}'", folder.display()),
+        format!("echo x >> '{0}/{object}'", directory.display()),
+        format!("rm -f '{0}/{object}'", directory.display()),
+        format!("touch '{0}/new'", directory.display()),
+        format!("chmod 777 '{0}'", directory.display()),
     ] {
         let mut shell = std::process::Command::new("/bin/sh");
         shell.args(["-c", &command]).uid(one).gid(one).stderr(Stdio::null());

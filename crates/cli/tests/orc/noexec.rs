@@ -1,4 +1,4 @@
-//! Stores whose folder lies where no code can be run from, as `/run` does on many machines.
+//! Stores whose directory lies where no code can be run from, as `/run` does on many machines.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -16,23 +16,24 @@ pub(crate) struct Mount(TempDir);
 
 impl Mount {
     fn new() -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = CString::new(folder.path().as_os_str().as_bytes()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = CString::new(directory.path().as_os_str().as_bytes()).unwrap();
         let (kind, options) = (c"tmpfs".as_ptr(), c"mode=755,size=64m".as_ptr());
         // SAFETY: C strings that live until the call is done.
         let mounted = unsafe { libc::mount(kind, path.as_ptr(), kind, libc::MS_NOEXEC, options.cast()) } == 0;
         if !mounted {
             orrery_testing::skipped!("no file system can be mounted: {}", std::io::Error::last_os_error());
         }
-        mounted.then_some(Self(folder))
+        mounted.then_some(Self(directory))
     }
 }
 
 impl Mount {
-    /// The same files as in `folder`, by a mount from which no code may be run.
-    pub(crate) fn again(folder: &Path) -> Option<Self> {
+    /// The same files as in `directory`, by a mount from which no code may be run.
+    pub(crate) fn again(directory: &Path) -> Option<Self> {
         let at = tempfile::tempdir().unwrap();
-        let [from, to] = [folder, at.path()].map(|path| CString::new(path.as_os_str().as_bytes()).unwrap());
+        let [from, to] =
+            [directory, at.path()].map(|path| CString::new(path.as_os_str().as_bytes()).unwrap());
         let none = std::ptr::null();
         let flags = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_NOEXEC;
         // SAFETY: C strings that live until the calls are done.
@@ -62,10 +63,10 @@ impl Drop for Mount {
 }
 
 fn start(mount: &Mount, state: &Path) -> Store {
-    let folder = tempfile::tempdir_in(mount.0.path()).unwrap();
-    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let keeper = crate::command(folder.path(), &[]).env("STATE_DIRECTORY", state).spawn().unwrap();
-    let store = Store { folder, keeper };
+    let directory = tempfile::tempdir_in(mount.0.path()).unwrap();
+    std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let supervisor = crate::command(directory.path(), &[]).env("STATE_DIRECTORY", state).spawn().unwrap();
+    let store = Store { directory, supervisor };
     let _ = store.client();
     store
 }

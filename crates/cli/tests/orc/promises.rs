@@ -9,8 +9,9 @@ use orrery_testing::sources;
 fn every_promise_has_its_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("docs/src/orc-audit.md")).unwrap();
-    let text: String =
-        ["crates/orc", "crates/capi", "crates/cli"].map(|folder| sources::below(&root.join(folder))).concat();
+    let text: String = ["crates/orc", "crates/capi", "crates/cli"]
+        .map(|directory| sources::below(&root.join(directory)))
+        .concat();
     let own = sources::below(&root.join("crates/cli/tests/orc"));
     let (all, own) = (sources::tests(&text), sources::tests(&own));
     let (mut rows, mut named) = (0, BTreeSet::new());

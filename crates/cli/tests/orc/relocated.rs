@@ -34,7 +34,7 @@ fn code(pid: u32) -> Option<Line> {
 }
 
 fn relocated(pid: u32) -> Vec<Line> {
-    let is_it = |line: &Line| line.name.contains("orc:relocated") || line.name.contains("orc:prepared");
+    let is_it = |line: &Line| line.name.contains("orc:relocated") || line.name.contains("orc:prelinked");
     maps(pid).into_iter().filter(is_it).collect()
 }
 
@@ -86,13 +86,13 @@ fn relocated_data_are_in_memory_once() {
     assert!(load(&mut three));
     assert_eq!(code(three.pid()).unwrap().range, place);
     // So does one that is started anew, with the same secret.
-    let folder = store.path().to_owned();
+    let directory = store.path().to_owned();
     drop(three);
-    let secret = fs::read(folder.join("secret")).unwrap();
+    let secret = fs::read(directory.join("secret")).unwrap();
     assert_eq!(secret.len(), 32);
     let kept = tempfile::tempdir().unwrap();
     let path = kept.path().join("secret");
-    fs::copy(folder.join("secret"), &path).unwrap();
+    fs::copy(directory.join("secret"), &path).unwrap();
     let same = Store::new(&["--secret", path.to_str().unwrap()]);
     let _ = same.client();
     let mut five = Python::start(&same);
@@ -170,9 +170,9 @@ fn files_own_pages_are_needed_no_more() {
             lines.iter().any(|line| line.access == "r-xp" && line.name.contains("orc:sleep"))
         });
         // Given to the store once, and so are writable pages that nobody has written.
-        let areas = orrery_orc_store::measure::areas(i32::try_from(child.0.id()).unwrap()).unwrap();
+        let mappings = orrery_orc_store::measure::mappings(i32::try_from(child.0.id()).unwrap()).unwrap();
         drop(child);
-        let own: Vec<_> = areas.iter().filter(|area| area.name.contains("/sleep")).collect();
+        let own: Vec<_> = mappings.iter().filter(|area| area.name.contains("/sleep")).collect();
         assert!(own.iter().all(|area| area.resident == area.anonymous), "{kernel}: {own:?}");
     }
 }
@@ -247,8 +247,8 @@ fn libraries_that_look_alike_are_told_apart_by_their_bytes() {
 /// A program that reads all pointers of a library, and calls a function that one of them leads to; each library has a number.
 fn reader(workshop: &Workshop, numbers: &[i32]) -> std::path::PathBuf {
     for number in numbers {
-        let folder = workshop.path(&number.to_string());
-        fs::create_dir(&folder).unwrap();
+        let directory = workshop.path(&number.to_string());
+        fs::create_dir(&directory).unwrap();
         let source = format!("#include <stdio.h>\n#include <stdlib.h>\n{}\n", alike(*number))
             + "int (*const outside[])(int) = {abs, putchar};
                char *const inside[2] = {(char *)length, (char *)table};
@@ -257,21 +257,21 @@ fn reader(workshop: &Workshop, numbers: &[i32]) -> std::path::PathBuf {
                int mixed(void) { return outside[0](-1) + *writable[599] + *inside[0] - 7; }
                __attribute__((constructor)) static void begin(void) { own = 5; }";
         let path = workshop.library("libread.so", &source, &["-Wl,--build-id=none", "-Wl,-z,now"]);
-        fs::rename(path, folder.join("libread.so")).unwrap();
+        fs::rename(path, directory.join("libread.so")).unwrap();
     }
     let source = format!(
         "{TALK} int answer(void), mixed(void);
          int main(void) {{ say(10 * answer() + mixed()); hear(); say(10 * answer() + mixed()); hear(); }}"
     );
-    let folder = workshop.path(&numbers[0].to_string());
-    let options = ["-L", folder.to_str().unwrap(), "-lread"];
+    let directory = workshop.path(&numbers[0].to_string());
+    let options = ["-L", directory.to_str().unwrap(), "-lread"];
     workshop.program("reader", &source, &options)
 }
 
 /// The mapping of what the store has prepared, and how many bytes of it are the program's own.
 fn prepared(pid: u32) -> Option<(String, u64)> {
-    let areas = orrery_orc_store::measure::areas(i32::try_from(pid).unwrap()).unwrap();
-    let area = areas.into_iter().find(|area| area.name.contains("orc:prepared"))?;
+    let mappings = orrery_orc_store::measure::mappings(i32::try_from(pid).unwrap()).unwrap();
+    let area = mappings.into_iter().find(|area| area.name.contains("orc:prelinked"))?;
     Some((area.access, area.anonymous))
 }
 
@@ -313,7 +313,8 @@ fn libraries_that_look_alike_have_their_own_data_prepared() {
     let (store, workshop) = (Store::new(&[]), Workshop::new());
     let _ = store.client();
     let program = reader(&workshop, &[1, 2]);
-    let [one, two] = ["1", "2"].map(|folder| fs::read(workshop.path(folder).join("libread.so")).unwrap());
+    let [one, two] =
+        ["1", "2"].map(|directory| fs::read(workshop.path(directory).join("libread.so")).unwrap());
     assert!(one.len() == two.len() && one[..2048] == two[..2048] && one != two, "one place for both");
     let mut had = 0;
     for number in [1, 2, 1, 2, 2, 1] {

@@ -45,31 +45,32 @@ fn a_watch_shows_what_comes_and_goes() {
 #[test]
 fn what_is_shared_is_counted() {
     let store = Store::new(&[]);
-    let folder = store.path().to_str().unwrap();
+    let directory = store.path().to_str().unwrap();
     let client = store.client();
-    assert!(text(&orc(&["stat", "--directory", folder])).contains("No objects"));
+    assert!(text(&orc(&["stat", "--directory", directory])).contains("No objects"));
     let object = client.register(&bytes(1 << 20, 1), Flags::none()).unwrap();
     // Two mappings of every page count twice.
     let (one, two) = (object.map().unwrap(), object.map().unwrap());
     let sum: u64 = one.iter().chain(&*two).map(|byte| u64::from(*byte)).sum();
     assert!(sum > 0);
-    let stat =
-        || -> Value { serde_json::from_str(text(&orc(&["stat", "--directory", folder, "--json"]))).unwrap() };
+    let stat = || -> Value {
+        serde_json::from_str(text(&orc(&["stat", "--directory", directory, "--json"]))).unwrap()
+    };
     // Children that other tests are forking just now have the mappings, too, for a moment.
     let processes = |look: &Value| {
         let programs = look["programs"].as_object().unwrap().values();
         programs.map(|program| program["processes"].as_u64().unwrap()).sum::<u64>()
     };
     let look = (0..50).map(|_| stat()).find(|look| processes(look) == 1).unwrap();
-    let realm = &look["realms"].as_object().unwrap().values().next().unwrap();
-    assert_eq!((&realm["objects"], &realm["stored"]), (&1.into(), &(1 << 20).into()));
-    assert_eq!((&realm["mapped"], &realm["saved"]), (&(2 << 20).into(), &(1 << 20).into()));
+    let domain = &look["trust_domains"].as_object().unwrap().values().next().unwrap();
+    assert_eq!((&domain["objects"], &domain["stored"]), (&1.into(), &(1 << 20).into()));
+    assert_eq!((&domain["mapped"], &domain["saved"]), (&(2 << 20).into(), &(1 << 20).into()));
     let program = look["programs"].as_object().unwrap().values().next().unwrap();
     assert_eq!((&program["processes"], &program["mapped"]), (&1.into(), &(2 << 20).into()));
     let held = &look["objects"][0];
     assert_eq!(held["id"], object.id().to_string());
     assert!(held["holders"].as_object().unwrap().contains_key(&std::process::id().to_string()));
-    let table = text(&orc(&["stat", "--directory", folder, "--objects"])).to_owned();
+    let table = text(&orc(&["stat", "--directory", directory, "--objects"])).to_owned();
     assert!(
         table.contains("TRUST DOMAIN") && table.contains("1 MiB") && table.contains(&object.id().to_string())
     );
@@ -116,11 +117,11 @@ fn programs_are_told_apart_and_so_are_their_trust_domains() {
     let snoozer = |uid| waiting(&store, &programs[0], &["1000"], uid);
     let slumberer = |uid| waiting(&store, &programs[1], &["-f", "/dev/null"], uid);
     let _running = [snoozer(own), snoozer(own), slumberer(own), slumberer(other)];
-    let folder = store.path().to_str().unwrap();
+    let directory = store.path().to_str().unwrap();
     // The loader goes on exchanging behind the first code that is seen.
     let mut look = Value::Null;
     eventually("all are told of", || {
-        look = serde_json::from_str(text(&orc(&["stat", "--directory", folder, "--json"]))).unwrap();
+        look = serde_json::from_str(text(&orc(&["stat", "--directory", directory, "--json"]))).unwrap();
         let objects = |name: &str| look["programs"][name]["objects"].as_u64().unwrap_or(0);
         objects("snoozer") >= 3 && objects("slumberer") >= 3
     });
@@ -128,12 +129,16 @@ fn programs_are_told_apart_and_so_are_their_trust_domains() {
     let (first, second) = (&look["programs"]["snoozer"], &look["programs"]["slumberer"]);
     let number = |of: &Value, key: &str| of[key].as_u64().unwrap();
     assert_eq!((number(first, "processes"), number(second, "processes")), (2, 2));
-    assert_eq!(number(&first["realms"][&of_own], "processes"), 2);
-    assert!(own != 0 || first["realms"].as_object().unwrap().len() == 1, "{first}");
+    assert_eq!(number(&first["trust_domains"][&of_own], "processes"), 2);
+    assert!(own != 0 || first["trust_domains"].as_object().unwrap().len() == 1, "{first}");
     for program in [first, second] {
         for key in ["objects", "mapped", "saved"] {
-            let sum: u64 =
-                program["realms"].as_object().unwrap().values().map(|realm| number(realm, key)).sum();
+            let sum: u64 = program["trust_domains"]
+                .as_object()
+                .unwrap()
+                .values()
+                .map(|domain| number(domain, key))
+                .sum();
             assert_eq!(sum, number(program, key), "{key}: {program}");
         }
         assert!(number(program, "saved") < number(program, "mapped"), "a part is its own: {program}");
@@ -141,14 +146,14 @@ fn programs_are_told_apart_and_so_are_their_trust_domains() {
     // Two run one program's code, and three of the user's one C library; nobody helps the other user's.
     assert!(number(first, "saved") * 2 >= number(first, "mapped"), "{first}");
     if own == 0 {
-        let (helped, alone) = (&second["realms"][&of_own], &second["realms"][&of_other]);
+        let (helped, alone) = (&second["trust_domains"][&of_own], &second["trust_domains"][&of_other]);
         assert!(number(helped, "saved") > 0, "{second}");
         // But for what is rounded, and pages that one process maps twice.
         assert!(number(alone, "saved") * 5 < number(alone, "mapped"), "{second}");
     }
-    let table = text(&orc(&["stat", "--directory", folder])).to_owned();
-    let row = |program: &str, realm: &str| {
-        table.lines().any(|line| line.trim_start().starts_with(program) && line.contains(realm))
+    let table = text(&orc(&["stat", "--directory", directory])).to_owned();
+    let row = |program: &str, domain: &str| {
+        table.lines().any(|line| line.trim_start().starts_with(program) && line.contains(domain))
     };
     assert!(row("snoozer", &of_own) && row("slumberer", &of_other), "{table}");
 }
@@ -185,7 +190,7 @@ fn what_is_counted_is_what_the_kernel_counts_for_each_page() {
     let mut pages = std::collections::BTreeSet::new();
     for program in &programs {
         let pid = i32::try_from(program.pid()).unwrap();
-        for area in orrery_orc_store::measure::areas(pid).unwrap().iter().filter(|area| area.is_object()) {
+        for area in orrery_orc_store::measure::mappings(pid).unwrap().iter().filter(|area| area.is_object()) {
             mapped += area.resident - area.anonymous;
             seen.push(area.clone());
             if area.anonymous == 0 {
@@ -203,9 +208,13 @@ fn what_is_counted_is_what_the_kernel_counts_for_each_page() {
     let stat: Value =
         serde_json::from_str(text(&orc(&["stat", "--directory", store.path().to_str().unwrap(), "--json"])))
             .unwrap();
-    let told: u64 =
-        stat["realms"].as_object().unwrap().values().map(|realm| realm["mapped"].as_u64().unwrap()).sum();
-    let known = |area: &orrery_orc_store::measure::Area| {
+    let told: u64 = stat["trust_domains"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|domain| domain["mapped"].as_u64().unwrap())
+        .sum();
+    let known = |area: &orrery_orc_store::measure::MappingUsage| {
         stat["objects"].as_array().unwrap().iter().any(|object| object["inode"] == area.inode)
     };
     let unknown: Vec<_> = seen.iter().filter(|area| !known(area)).collect();
@@ -226,8 +235,8 @@ fn nonsense_is_refused() {
     failed(&["stat", "--every", "0", "--watch"], "--every 0");
     failed(&["explain", "2147483647"], "process 2147483647");
     failed(&["serve", "--quota", "0"], "too little");
-    failed(&["serve", "--tenant", "x"], "NAME=SOCKET");
-    failed(&["serve", "--tenant", "x=/tmp/1", "--tenant", "x=/tmp/2"], "twice");
+    failed(&["serve", "--trust-domain", "x"], "NAME=SOCKET");
+    failed(&["serve", "--trust-domain", "x=/tmp/1", "--trust-domain", "x=/tmp/2"], "twice");
     let store = Store::new(&[]);
     let _ = store.client();
     failed(&["serve", "--directory", store.path().to_str().unwrap()], "another store");

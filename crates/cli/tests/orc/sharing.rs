@@ -19,7 +19,7 @@ fn objects_of_all_sizes_are_shared() {
         for object in [&first, &second, &again] {
             assert_eq!(*object.map().unwrap(), *content);
             object.verify().unwrap();
-            assert!(object.is_sealed_for_good() || length <= 2048);
+            assert!(object.is_permanent() || length <= 2048);
             assert!(matches!(object.map_executable(), Err(Error::NotExecutable { .. })));
             let ours = rustix::fs::fstat(object.as_fd()).unwrap();
             let theirs = rustix::fs::fstat(first.as_fd()).unwrap();
@@ -30,8 +30,8 @@ fn objects_of_all_sizes_are_shared() {
     assert_eq!(report.objects.len(), 7);
     let small: Vec<_> = report.objects.iter().filter(|object| object.length <= 2048).collect();
     assert!(small.iter().all(|object| object.inode == small[0].inode), "small objects share pages");
-    let alone = one.register(&bytes(10, 99), Flags::ALONE).unwrap();
-    assert!(alone.offset() == 0 && alone.is_sealed_for_good());
+    let alone = one.register(&bytes(10, 99), Flags::OWN_PAGES).unwrap();
+    assert!(alone.offset() == 0 && alone.is_permanent());
 }
 
 #[test]
@@ -46,8 +46,8 @@ fn what_is_wrong_is_refused_and_changes_nothing() {
     let large = bytes(100_000, 2);
     assert_eq!(refusal(client.register_expecting(&large, Flags::none(), wrong)), Refusal::Mismatch);
     assert_eq!(refusal(client.register(b"code", Flags::EXECUTABLE)), Refusal::Denied, "only from files");
-    let folder = std::fs::File::open(store.path()).unwrap();
-    assert_eq!(refusal(client.register_file(folder.as_fd(), 100, Flags::none())), Refusal::Descriptor);
+    let directory = std::fs::File::open(store.path()).unwrap();
+    assert_eq!(refusal(client.register_file(directory.as_fd(), 100, Flags::none())), Refusal::Descriptor);
     let memory = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(refusal(client.register_file(memory.as_fd(), 100, Flags::none())), Refusal::Changed);
     assert!(client.report().unwrap().objects.is_empty());

@@ -75,8 +75,8 @@ pub(crate) fn some(first: usize, last: usize, most: usize) -> impl Iterator<Item
 /// Both processes of a store, with nobody left to start either again.
 fn kill_store(store: &mut Store, server: i32) {
     signal(server, libc::SIGSTOP);
-    store.keeper.kill().unwrap();
-    store.keeper.wait().unwrap();
+    store.supervisor.kill().unwrap();
+    store.supervisor.wait().unwrap();
     signal(server, libc::SIGKILL);
 }
 

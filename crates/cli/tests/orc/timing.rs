@@ -1,6 +1,6 @@
-//! Whether the time that an answer takes tells what another tenant has.
+//! Whether the time that an answer takes tells what another trust domain has.
 //!
-//! Two questions are asked in turn, in random order, many times: about what the other tenant has, and about what nobody has. What
+//! Two questions are asked in turn, in random order, many times: about what the other trust domain has, and about what nobody has. What
 //! tells them apart is how often an answer of the first kind took longer than one of the second (the statistic of Mann and
 //! Whitney), which is a half where there is nothing to be learned, whatever the machine does meanwhile, as it does it to both. A
 //! leak that is planted, the same questions about what one has oneself, shows that the measurement would find one.
@@ -54,18 +54,19 @@ fn can_be_told_apart(mut measure: impl FnMut() -> f64) -> bool {
     (0..5).any(|_| (measure() - 0.5).abs() > ALLOWED)
 }
 
-fn tenants() -> (tempfile::TempDir, Store, [Client; 2]) {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = |name: &str| folder.path().join(name);
+fn named_domains() -> (tempfile::TempDir, Store, [Client; 2]) {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = |name: &str| directory.path().join(name);
     let option = |name: &str| format!("{name}={}", socket(name).display());
-    let store = Store::new(&["--tenant", &option("a"), "--tenant", &option("b"), "--keep", "100000"]);
+    let store =
+        Store::new(&["--trust-domain", &option("a"), "--trust-domain", &option("b"), "--keep", "100000"]);
     let clients = ["a", "b"].map(|name| connect(&socket(name)));
-    (folder, store, clients)
+    (directory, store, clients)
 }
 
 #[test]
-fn asking_takes_as_long_whether_another_tenant_has_it_or_not() {
-    let (_folder, _store, [a, b]) = tenants();
+fn asking_takes_as_long_whether_another_trust_domain_has_it_or_not() {
+    let (_directory, _store, [a, b]) = named_domains();
     let held: Vec<_> = (0..100).map(|seed| a.register(&bytes(5000, seed), Flags::none()).unwrap()).collect();
     // Names made beforehand: to make one takes time, too.
     let unknown: Vec<_> = (0..held.len()).map(|number| ObjectId::of(&number.to_le_bytes())).collect();
@@ -77,12 +78,12 @@ fn asking_takes_as_long_whether_another_tenant_has_it_or_not() {
     let planted = || compare(PAIRS, |pair| ask(&a, there(pair)), |pair| ask(&a, nowhere(pair)));
     assert!(can_be_told_apart(planted), "the measurement finds nothing");
     let stranger = || compare(PAIRS, |pair| ask(&b, there(pair)), |pair| ask(&b, nowhere(pair)));
-    assert!(!is_told_apart(stranger), "a stranger learns what another tenant has");
+    assert!(!is_told_apart(stranger), "a stranger learns what another trust domain has");
 }
 
 #[test]
-fn registering_takes_as_long_whether_another_tenant_has_it_or_not() {
-    let (_folder, _store, [a, b]) = tenants();
+fn registering_takes_as_long_whether_another_trust_domain_has_it_or_not() {
+    let (_directory, _store, [a, b]) = named_domains();
     // Each content once, as it is one's own from then on. It takes a page, so that making one is seen.
     let content = |pair: usize, kind: u64| {
         let mut content = bytes(4096, kind);
@@ -99,19 +100,19 @@ fn registering_takes_as_long_whether_another_tenant_has_it_or_not() {
         compare(FEWER, |pair| give(asker, &known[pair]), |pair| give(asker, &fresh[pair]))
     };
     assert!(can_be_told_apart(|| measure(&a, &a)), "the measurement finds nothing");
-    assert!(!is_told_apart(|| measure(&a, &b)), "a stranger learns what another tenant has");
+    assert!(!is_told_apart(|| measure(&a, &b)), "a stranger learns what another trust domain has");
 }
 
 #[test]
-fn showing_files_takes_as_long_whether_another_tenant_has_shown_them_or_not() {
+fn showing_files_takes_as_long_whether_another_trust_domain_has_shown_them_or_not() {
     use std::os::fd::AsFd as _;
 
-    use orrery_orc_client::protocol::Piece;
+    use orrery_orc_client::protocol::FileRange;
 
-    let (folder, _store, [a, b]) = tenants();
-    let piece = Piece { flags: 0, offset: 0, length: 4096 };
+    let (directory, _store, [a, b]) = named_domains();
+    let piece = FileRange { flags: 0, offset: 0, length: 4096 };
     let file = |kind: u64, number: usize| {
-        let path = folder.path().join("file");
+        let path = directory.path().join("file");
         let mut content = bytes(4096, kind);
         content[..8].copy_from_slice(&number.to_le_bytes());
         // Two files of the same bytes, with nothing else in common.
@@ -133,5 +134,5 @@ fn showing_files_takes_as_long_whether_another_tenant_has_shown_them_or_not() {
         compare(FEWER, |pair| show(asker, &known[pair]), |pair| show(asker, &fresh[pair]))
     };
     assert!(can_be_told_apart(|| measure(&a, &a)), "the measurement finds nothing");
-    assert!(!is_told_apart(|| measure(&a, &b)), "a stranger learns what another tenant has");
+    assert!(!is_told_apart(|| measure(&a, &b)), "a stranger learns what another trust domain has");
 }

@@ -12,13 +12,13 @@ use crate::memory::overlay::{self, Overlay};
 use crate::memory::ranges::pages;
 use crate::requests::HANDLERS;
 use crate::rights::Rights;
-use crate::spawn::create::{self as spawn, Born};
+use crate::spawn::create::{self as spawn, SpawnSide};
 use crate::spec::Spec;
 use crate::state;
 use crate::switch::fast::{self, Crossed};
 use crate::switch::slow;
 use crate::syscalls::listener::Answer;
-use crate::syscalls::remote::{self, Own};
+use crate::syscalls::remote::{self, FromCaller};
 use crate::syscalls::trap;
 use crate::threads::state_lock;
 use crate::types::{Arrival, Context, Created, Forked, Start};
@@ -45,12 +45,13 @@ pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Co
     }
 }
 
-/// The root, the context in which the program began. Its descriptor has the number [`ROOT`] in every context, and carries no
-/// rights; its creator's others, if the root is that, may.
+/// The root, the context in which the program began. Its descriptor has the number [`ROOT`] in every context, and
+/// carries no rights; its creator's others, if the root is that, may.
 ///
 /// # Errors
-/// [`Error::NoContext`] where there are no contexts yet, where the number was closed or taken away ([`Spec::close_descriptors`]),
-/// and where the program used it before its first context, or may have none so high (RLIMIT_NOFILE in getrlimit(2)).
+/// [`Error::NoContext`] where there are no contexts yet, where the number was closed or taken away
+/// ([`Spec::close_descriptors`]), and where the program used it before its first context, or may have none so high
+/// (RLIMIT_NOFILE in getrlimit(2)).
 pub fn root() -> Result<Context> {
     Context::of_descriptor(ROOT)
 }
@@ -62,23 +63,24 @@ pub fn root() -> Result<Context> {
 pub fn create_here(spec: &Spec) -> Result<Created> {
     let mut state = state_lock::hold_or_become_root(&HANDLERS)?;
     spawn::create(&mut state, spec).map(|born| match born {
-        Born::Creator(context) => Created::Creator(context),
-        Born::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
+        SpawnSide::Creator(context) => Created::Creator(context),
+        SpawnSide::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
     })
 }
 
 /// Forks the program, with all its contexts, as the paper's fork does: the child has a copy of each, by the same
-/// descriptors, with the same rights. What was shared by [`Spec::share`] is shared among the child's contexts, apart from the
-/// parent's; shared mappings of the program's own are one memory in all. As ever with fork(2), the child has the calling
-/// thread alone, in the root and in each context.
+/// descriptors, with the same rights. What was shared by [`Spec::share`] is shared among the child's contexts, apart
+/// from the parent's; shared mappings of the program's own are one memory in all. As ever with fork(2), the child has
+/// the calling thread alone, in the root and in each context.
 ///
-/// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each context
-/// must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so are those
-/// whose system calls are trapped, or withheld as far as making a copy takes them (those of [`Calls::global`], for instance).
+/// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each
+/// context must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so
+/// are those whose system calls are trapped, or withheld as far as making a copy takes them (those of
+/// [`Calls::global`], for instance).
 ///
 /// # Errors
-/// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There is no
-/// child then.
+/// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There
+/// is no child then.
 ///
 /// # Safety
 /// In a program with other threads, the child must not need what one of them may have held.
@@ -93,13 +95,13 @@ impl Context {
         self.fd
     }
 
-    /// The context that a descriptor names in the calling one. Copies (dup(2)) name the same context with the same rights,
-    /// and so does what came over a socket of the program's own (SCM_RIGHTS in unix(7)). From this call on it is a name like
-    /// others: [`Context::close`] closes it.
+    /// The context that a descriptor names in the calling one. Copies (dup(2)) name the same context with the same
+    /// rights, and so does what came over a socket of the program's own (SCM_RIGHTS in unix(7)). From this call on it
+    /// is a name like others: [`Context::close`] closes it.
     ///
     /// # Errors
-    /// [`Error::NoContext`]: it names none of this program, or was closed behind our back. [`Error::Gone`] of a descriptor that
-    /// was no name here before: what it named has ended.
+    /// [`Error::NoContext`]: it names none of this program, or was closed behind our back. [`Error::Gone`] of a
+    /// descriptor that was no name here before: what it named has ended.
     pub fn of_descriptor(descriptor: RawFd) -> Result<Self> {
         held(descriptor)?.named_or_adopted(descriptor)
     }
@@ -130,20 +132,22 @@ impl Context {
         slow::switch(&mut state, slot, word, bytes, Some(limit))
     }
 
-    /// Has that context keep its state as it is now, parked, for the case that it is killed. Its death is an error of the
-    /// switch that meets it ([`Error::Died`], [`Error::TimedOut`]) as ever, once; the next one finds the context where it was
-    /// when this was called, by the same descriptors. It is then without such a state: call again to keep it.
+    /// Has that context keep its state as it is now, parked, for the case that it is killed. Its death is an error of
+    /// the switch that meets it ([`Error::Died`], [`Error::TimedOut`]) as ever, once; the next one finds the context
+    /// where it was when this was called, by the same descriptors. It is then without such a state: call again to keep
+    /// it.
     ///
-    /// What is put back are memory that is not shared, descriptors and credentials, not what files contain. The context goes
-    /// on with the calling thread alone. Descriptors of it that came to be since are those of a context that has ended.
+    /// What is put back are memory that is not shared, descriptors and credentials, not what files contain. The context
+    /// goes on with the calling thread alone. Descriptors of it that came to be since are those of a context that has
+    /// ended.
     ///
     /// # Errors
     /// [`Error::Denied`] where this descriptor does not carry all rights, or the context's calls are withheld; those of
     /// [`Context::overlay`].
-    pub fn keep_good(self) -> Result<()> {
+    pub fn checkpoint(self) -> Result<()> {
         let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
-        overlay::keep_good(&mut state, slot)
+        overlay::checkpoint(&mut state, slot)
     }
 
     /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].
@@ -168,11 +172,12 @@ impl Context {
         pass::passed(&state, slot)
     }
 
-    /// Lets the system call go on in which that context is stopped, with its own arguments. Returns when control comes back.
+    /// Lets the system call go on in which that context is stopped, with its own arguments. Returns when control comes
+    /// back.
     ///
-    /// **What its pointers point to may have changed since it was looked at**, where anybody else can write there: threads
-    /// and processes that the context started, and whoever shares that memory. Decide by values alone, or make the call
-    /// yourself.
+    /// **What its pointers point to may have changed since it was looked at**, where anybody else can write there:
+    /// threads and processes that the context started, and whoever shares that memory. Decide by values alone, or make
+    /// the call yourself.
     ///
     /// # Errors
     /// [`Error::NoCall`], and those of [`Context::switch`].
@@ -193,8 +198,8 @@ impl Context {
         trap::give(&state, slot, descriptor, close_on_exec)
     }
 
-    /// Copies memory of a context that is trapped ([`Spec::trap`]) by the calling one, as it is now. Gives how much of the
-    /// buffer was filled: less than all where the context's memory ends.
+    /// Copies memory of a context that is trapped ([`Spec::trap`]) by the calling one, as it is now. Gives how much of
+    /// the buffer was filled: less than all where the context's memory ends.
     ///
     /// # Errors
     /// [`Error::Memory`] where there is none; [`Error::NoCall`] where it is not trapped by the calling context;
@@ -228,8 +233,8 @@ impl Context {
         trap::copy_out(&state, slot, address, bytes)
     }
 
-    /// Maps that context's memory from `start` on, `length` bytes, at the same place of the calling one, whose own memory
-    /// there is gone.
+    /// Maps that context's memory from `start` on, `length` bytes, at the same place of the calling one, whose own
+    /// memory there is gone.
     ///
     /// # Errors
     /// [`Error::Denied`] where the descriptor carries no right to all of it, [`Error::Unaligned`], [`Error::Memory`]
@@ -245,12 +250,12 @@ impl Context {
         overlay::overlay(&mut state, slot, range, how)
     }
 
-    /// Puts a copy of that context's descriptor `number` in the place of the calling one's own of that number. It refers to
-    /// the same open file.
+    /// Puts a copy of that context's descriptor `number` in the place of the calling one's own of that number. It
+    /// refers to the same open file.
     ///
     /// # Errors
-    /// [`Error::Denied`] where this descriptor carries no right to it; [`Error::System`] with EBADF where there is none,
-    /// EBUSY where the calling context lives by the one that has the number here; [`Error::Gone`].
+    /// [`Error::Denied`] where this descriptor carries no right to it; [`Error::System`] with EBADF where there is
+    /// none, EBUSY where the calling context lives by the one that has the number here; [`Error::Gone`].
     ///
     /// # Safety
     /// Nothing in the calling context may need what has this number now.
@@ -260,31 +265,32 @@ impl Context {
         overlay::overlay_descriptor(&mut state, slot, number)
     }
 
-    /// Makes a system call for that context, as if it had made it itself, except for what `own` says is the caller's in its
-    /// place. Gives what the kernel returned: -4095 to -1 are errors.
+    /// Makes a system call for that context, as if it had made it itself, except for what `own` says is the caller's in
+    /// its place. Gives what the kernel returned: -4095 to -1 are errors.
     ///
-    /// A context that is parked makes the call itself, unless it would have to have the caller's descriptors, or credentials
-    /// that are not its own: then the calling context makes it, as for one that is stopped in a trapped call. Arguments are then
-    /// copied once, and written back once, and a descriptor that the call makes is put where it belongs. Reads and writes of more than some 56 KiB are done in part, as read(2) and write(2) may.
+    /// A context that is parked makes the call itself, unless it would have to have the caller's descriptors, or
+    /// credentials that are not its own: then the calling context makes it, as for one that is stopped in a trapped
+    /// call. Arguments are then copied once, and written back once, and a descriptor that the call makes is put where
+    /// it belongs. Reads and writes of more than some 56 KiB are done in part, as read(2) and write(2) may.
     ///
     /// # Errors
-    /// [`Error::CallDenied`] where this descriptor carries no right to the call; [`Error::CallUnknown`] where it cannot be
-    /// put together from two contexts; [`Error::Denied`] where it carries none to memory or a descriptor that the caller needs
-    /// for it; [`Error::Memory`], [`Error::Gone`]; [`Error::Stopped`] where the context is stopped
-    /// in a call that another one answers; [`Error::System`] where the descriptors of one that is stopped cannot be borrowed
+    /// [`Error::CallDenied`] where this descriptor carries no right to the call; [`Error::CallUnknown`] where it cannot
+    /// be put together from two contexts; [`Error::Denied`] where it carries none to memory or a descriptor that the
+    /// caller needs for it; [`Error::Memory`], [`Error::Gone`]; [`Error::Stopped`] where the context is stopped in a
+    /// call that another one answers; [`Error::System`] where the descriptors of one that is stopped cannot be borrowed
     /// (it is closed to debuggers, and the caller no superuser), or its credentials not taken on.
     ///
     /// # Safety
     /// The call may do to either context whatever such a call can do, to memory for instance.
-    pub unsafe fn syscall(self, own: Own, number: u32, arguments: [u64; 6]) -> Result<i64> {
+    pub unsafe fn syscall(self, own: FromCaller, number: u32, arguments: [u64; 6]) -> Result<i64> {
         let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         remote::perform(&mut state, slot, own, number, arguments)
     }
 
-    /// Narrows what this descriptor allows to overlays of the memory that lies in `keep`, (start, length) each: no other
-    /// memory, no descriptors, no system calls ([`Context::restrict_to`] can keep those). It holds at once, for all who
-    /// have copies of the descriptor.
+    /// Narrows what this descriptor allows to overlays of the memory that lies in `keep`, (start, length) each: no
+    /// other memory, no descriptors, no system calls ([`Context::restrict_to`] can keep those). It holds at once, for
+    /// all who have copies of the descriptor.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::TooLong`], [`Error::Gone`].

@@ -69,8 +69,8 @@ pub enum Error {
         /// How it died.
         end: End,
     },
-    /// The context that had control died, and so did the one that had switched to it: told to the next one in the row of
-    /// those that wait.
+    /// The context that had control died, and so did the one that had switched to it: told to the next one in the row
+    /// of those that wait.
     #[error("the context that had control died, and so did the one that waited for it")]
     Orphaned,
     /// Control did not come back in time; the context that had it was killed.
@@ -204,4 +204,4 @@ impl From<orrery_domain::Error> for Error {
 }
 
 /// What the functions about contexts return.
-pub type Result<T> = core::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,7 +1,7 @@
 //! Contexts: isolated memory, descriptors and credentials into which the running thread steps, and back.
 //!
 //! ```standalone_crate
-//! use core::convert::Infallible;
+//! use std::convert::Infallible;
 //! use orrery_context::{self as context, Spec, Start};
 //!
 //! fn serve(start: Start) -> Infallible {
@@ -32,41 +32,43 @@
 //! copies the calling process, and the copy waits. Its first moment is inside the creator's call, with a copy of the
 //! creator's stack, so control transfers have fork's shape: one call, two returns.
 //!
-//! There is **one thread of control** for each thread of the program, a *strand*: exactly one context runs it, in all
-//! others it is parked in a switch. From this follows most of the rest:
+//! There is **one thread of control** for each thread of the program, a *logical thread*: exactly one context runs it,
+//! in all others it is parked in a switch. From this follows most of the rest:
 //!
 //! - A switch is a message and a call, then waiting: microseconds between two CPUs, far less on one. So a context
 //!   follows its caller's CPU.
-//! - A context in which a strand is parked can give out parts of its memory when asked, or turn them into shared memory.
+//! - A context in which a logical thread is parked can give out parts of its memory when asked, or turn them into
+//!   shared memory.
 //! - Whoever waits for the one that has control notices its death, and gets control back together with an error. Where
 //!   that one is dead, too, the one that waits for it does, and so on; the root in the end.
 //!
-//! The **root** is the program's own process. It is the kernel's parent of all contexts, whoever created them, but gives
-//! them no exit signal, so that no wait(2) of the program sees them (`__WCLONE` in waitpid(2)). It ends when any context
-//! exits, with that status; and all contexts end when it ends, however that may be (each watches the root's pidfd).
+//! The **root** is the program's own process. It is the kernel's parent of all contexts, whoever created them, but
+//! gives them no exit signal, so that no wait(2) of the program sees them (`__WCLONE` in waitpid(2)). It ends when any
+//! context exits, with that status; and all contexts end when it ends, however that may be (each watches the root's
+//! pidfd).
 //!
 //! # Threads
 //!
-//! Each (thread, context) pair has a kernel thread in the context's process, with registers, stack and thread-local storage
-//! of its own, and a place at which it is called. The root's are the program's own threads. A new context has a
+//! Each (thread, context) pair has a kernel thread in the context's process, with registers, stack and thread-local
+//! storage of its own, and a place at which it is called. The root's are the program's own threads. A new context has a
 //! *counterpart* of each other thread that its creator has; how it comes by them, and what they begin with, is in
 //! `still.rs`. So threads switch independently, several may be in one context, and the counterparts of one thread never
 //! run at the same time. A thread that did not exist in the creator gets [`Error::NoThread`].
 //!
 //! A thread that ends where it began ends everywhere. One that ends in another context is an error of the switch that
-//! waits for it ([`Error::ThreadEnded`]); other contexts keep their counterparts. A time limit kills the context, and so
-//! concerns all threads in it: each is told.
+//! waits for it ([`Error::ThreadEnded`]); other contexts keep their counterparts. A time limit kills the context, and
+//! so concerns all threads in it: each is told.
 //!
-//! The threads of a context take turns at what the library knows there (`turn.rs`), and let go of it while they wait for
+//! The threads of a context take turns at what the library knows there (`turn.rs`), and release it while they wait for
 //! another context: no wait for another context ever holds up a context's other threads.
 //!
 //! # Names and rights
 //!
 //! A context is named by a descriptor: one end of a socket pair, the other end of which is the context's own. So the
-//! kernel counts holders, and tells the context when there are none; then it ends, unless it has control.
-//! Descriptors pass on by creation (a new context has copies of its creator's) and by switching (the called context gets
-//! one of its caller). Rights to overlay memory belong to such a pair, are kept by the owner of the memory, and only
-//! ever narrow ([`Context::restrict`]).
+//! kernel counts holders, and tells the context when there are none; then it ends, unless it has control. Descriptors
+//! pass on by creation (a new context has copies of its creator's) and by switching (the called context gets one of its
+//! caller). Rights to overlay memory belong to such a pair, are kept by the owner of the memory, and only ever narrow
+//! ([`Context::restrict`]).
 //!
 //! Three kinds of memory connect contexts, each with no more trust than it needs:
 //!
@@ -110,5 +112,5 @@ pub use rights::Rights;
 pub use shared::link::ROOM;
 pub use spec::Spec;
 pub use syscalls::filter::Calls;
-pub use syscalls::remote::Own;
+pub use syscalls::remote::FromCaller;
 pub use types::{Arrival, Call, Context, Created, Forked, Start};

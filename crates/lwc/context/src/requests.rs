@@ -1,7 +1,7 @@
 //! What a parked context does when it is asked for something.
 //!
-//! Those who wait ([`crate::switch`]) know no more than that there are such functions; so what answers a request may itself
-//! wait, and ask.
+//! Those who wait ([`crate::switch`]) know no more than that there are such functions; so what answers a request may
+//! itself wait, and ask.
 
 use crate::fork::{checkpoint, context_copy, new_root};
 use crate::memory::overlay;

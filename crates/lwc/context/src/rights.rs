@@ -1,5 +1,5 @@
-//! What holders of a descriptor of a context may do with what the context has. Kept by the context itself, for each pair
-//! of a descriptor and its other end; it only ever narrows.
+//! What holders of a descriptor of a context may do with what the context has. Kept by the context itself, for each
+//! pair of a descriptor and its other end; it only ever narrows.
 
 use orrery_sys::PageRange;
 

@@ -8,8 +8,9 @@ use crate::syscalls::filter::Calls;
 
 /// What a new context has of its creator.
 ///
-/// By default it has a copy of all memory (copy-on-write), all descriptors and all credentials, no right to its creator's
-/// memory, deaf ears for signals that are not its own doing, and is closed to debuggers (`PR_SET_DUMPABLE` in prctl(2)).
+/// By default it has a copy of all memory (copy-on-write), all descriptors and all credentials, no right to its
+/// creator's memory, deaf ears for signals that are not its own doing, and is closed to debuggers (`PR_SET_DUMPABLE` in
+/// prctl(2)).
 #[derive(Clone, Debug, Default)]
 pub struct Spec {
     pub(crate) share: Vec<(usize, usize)>,
@@ -73,25 +74,26 @@ impl Spec {
         self
     }
 
-    /// Whether the new context and its creator have one table of descriptors between them (`LWC_SHARE` of all descriptors),
-    /// rather than a copy each: what either opens or closes is open or closed in both, at once. A part of it cannot be shared.
+    /// Whether the new context and its creator have one table of descriptors between them (`LWC_SHARE` of all
+    /// descriptors), rather than a copy each: what either opens or closes is open or closed in both, at once. A part of
+    /// it cannot be shared.
     ///
     /// Both then have all names of contexts that either has, with all rights, and what they live by: share it with whom
-    /// you trust with these. A copy of the context ([`fork`](crate::fork), [`Context::keep_good`](crate::Context::keep_good))
-    /// has a table of its own.
+    /// you trust with these. A copy of the context ([`fork`](crate::fork),
+    /// [`Context::checkpoint`](crate::Context::keep_good)) has a table of its own.
     #[must_use]
     pub fn share_descriptors(mut self, yes: bool) -> Self {
         self.shares_table = yes;
         self
     }
 
-    /// Whether the new context and its creator have the same credentials (`LWC_SHARE` of credentials): who either becomes
-    /// by setresuid(2), setresgid(2), setgroups(2) and capset(2), the other is when control next comes there. What one
-    /// gives up for good, both have given up.
+    /// Whether the new context and its creator have the same credentials (`LWC_SHARE` of credentials): who either
+    /// becomes by setresuid(2), setresgid(2), setgroups(2) and capset(2), the other is when control next comes there.
+    /// What one gives up for good, both have given up.
     ///
-    /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if that is
-    /// the root. A copy of the context ([`fork`](crate::fork), [`Context::keep_good`](crate::Context::keep_good)) has
-    /// credentials of its own.
+    /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if
+    /// that is the root. A copy of the context ([`fork`](crate::fork),
+    /// [`Context::checkpoint`](crate::Context::keep_good)) has credentials of its own.
     #[must_use]
     pub fn share_credentials(mut self, yes: bool) -> Self {
         self.shares_credentials = yes;
@@ -114,8 +116,9 @@ impl Spec {
     }
 
     /// Whether the new context is kept from all processes that are not its own or started by it, even from those of the
-    /// same user: it can neither signal nor trace them, its creator and the root included, be they open to debuggers or not,
-    /// nor reach them by abstract Unix sockets. No program that it executes gains privileges (`no_new_privs` in prctl(2)).
+    /// same user: it can neither signal nor trace them, its creator and the root included, be they open to debuggers or
+    /// not, nor reach them by abstract Unix sockets. No program that it executes gains privileges (`no_new_privs` in
+    /// prctl(2)).
     ///
     /// It takes Landlock's scopes (Linux 6.12): without them [`create`](crate::create) fails with
     /// [`Error::Birth`]. What an isolated context creates shares its domain, unless that is isolated itself.
@@ -125,11 +128,12 @@ impl Spec {
         self
     }
 
-    /// The new context may not make these system calls: they fail with EPERM, or are trapped ([`Spec::trap`]). That holds
-    /// for whatever it starts, too, and no program that it executes gains privileges (`no_new_privs` in prctl(2)).
+    /// The new context may not make these system calls: they fail with EPERM, or are trapped ([`Spec::trap`]). That
+    /// holds for whatever it starts, too, and no program that it executes gains privileges (`no_new_privs` in
+    /// prctl(2)).
     ///
-    /// Without what it takes to wait for control and to end itself (futex(2), poll(2), exit(2) and the like) no context can
-    /// be, so those stay. io_uring(7) is refused.
+    /// Without what it takes to wait for control and to end itself (futex(2), poll(2), exit(2) and the like) no context
+    /// can be, so those stay. io_uring(7) is refused.
     #[must_use]
     pub fn withhold(mut self, calls: &Calls) -> Self {
         self.withheld = calls.or(&self.withheld);
@@ -160,15 +164,16 @@ impl Spec {
         self
     }
 
-    /// Whether the calling thread is the only one that may ever switch there, and the others are left as they are. They are
-    /// held still for the moment of the creation otherwise.
+    /// Whether the calling thread is the only one that may ever switch there, and the others are left as they are. They
+    /// are held still for the moment of the creation otherwise.
     #[must_use]
     pub fn alone(mut self, yes: bool) -> Self {
         self.alone = yes;
         self
     }
 
-    /// Has a fork of the program copy neither the context nor what it creates. They then have not even a socket in common.
+    /// Has a fork of the program copy neither the context nor what it creates. They then have not even a socket in
+    /// common.
     #[must_use]
     pub fn stays_behind(mut self) -> Self {
         self.stays_behind = true;

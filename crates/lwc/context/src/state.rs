@@ -1,15 +1,15 @@
-//! What one context knows: itself, the contexts that it holds descriptors of (its *peers*), and who holds descriptors of
-//! it (its *grants*).
+//! What one context knows: itself, the contexts that it holds descriptors of (its *peers*), and who holds descriptors
+//! of it (its *grants*).
 //!
 //! A descriptor of a context is one end of a socket pair (unix(7)), so the kernel counts its holders: when the last one
 //! closes it, the other end, which the context itself keeps as a *grant*, is hung up. Each grant has rights of its own.
 //!
 //! The process has one, at which its threads take turns ([`crate::threads::state_lock`]).
 
-use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::CpuPolicy;
@@ -18,18 +18,18 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
-use crate::credentials::shared::Common;
-use crate::descriptors::table::Table;
+use crate::credentials::shared::SharedCredentials;
+use crate::descriptors::table::SharedTable;
 use crate::error::{Error, Result};
-use crate::fork::rendezvous::Door;
+use crate::fork::rendezvous::Rendezvous;
 use crate::id::Id;
 use crate::memory::ranges::SharedRange;
 use crate::peers::socket::{inode, own_pidfd, pair};
 use crate::rights::Rights;
-use crate::shared::control::Holder;
+use crate::shared::control::Controller;
 use crate::shared::link::Link;
-use crate::shared::program::{Place, Program, ROOT, Seat};
-use crate::spawn::lifetime::Leash;
+use crate::shared::program::{ContextSlot, Place, Program, ROOT};
+use crate::spawn::lifetime::Lifetime;
 use crate::switch::loan::Loan;
 use crate::syscalls::listener::Listener;
 use crate::threads::per_thread::entry;
@@ -49,9 +49,9 @@ pub(crate) struct Peer {
     pub(crate) inode: u64,
     /// Cloned and dropped by who holds the state only.
     pub(crate) pidfd: Rc<OwnedFd>,
-    /// Whose pidfd that is, as its seat said: another one has succeeded it where the seat says otherwise.
+    /// Whose pidfd that is, as its slot said: another one has succeeded it where the slot says otherwise.
     pub(crate) pid: u32,
-    pub(crate) seat: u32,
+    pub(crate) context_slot: u32,
     pub(crate) generation: u32,
     /// Tells it from others that had its place.
     pub(crate) serial: u32,
@@ -59,13 +59,13 @@ pub(crate) struct Peer {
     pub(crate) link: Option<Link>,
     /// The grant by which it reaches us.
     pub(crate) through: Option<usize>,
-    /// The strands of ours whose questions it did not answer, and may yet.
+    /// The logical threads of ours whose questions it did not answer, and may yet.
     pub(crate) silent: Vec<u32>,
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
-    /// How often we two switch, for each strand.
+    /// How often we two switch, for each logical thread.
     pub(crate) cpu_policies: Vec<Option<CpuPolicy>>,
-    /// What priority each strand has lent to it.
+    /// What priority each logical thread has lent to it.
     pub(crate) loans: Vec<Option<Loan>>,
 }
 
@@ -76,9 +76,9 @@ pub(crate) struct Waiting {
     pid: u32,
 }
 
-/// What one strand knows of who may call it.
+/// What one logical thread knows of who may call it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mind {
+pub(crate) struct CallState {
     /// The state of its bell when it last looked around.
     pub(crate) looked: Option<u32>,
     /// The peer that it has control from, where that one waits at the link.
@@ -98,23 +98,23 @@ pub(crate) struct Grant {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) program: &'static Program,
-    /// Our seat.
+    /// Our slot.
     pub(crate) me: u32,
     pub(crate) creator: Creator,
-    /// The strand of the thread whose turn it is.
-    pub(crate) strand: u32,
+    /// The logical thread of the thread whose turn it is.
+    pub(crate) logical_thread: u32,
     /// The pidfds of the root and of ourselves.
     pub(crate) main: RawFd,
     pub(crate) pidfd: OwnedFd,
     pub(crate) peers: Vec<Option<Peer>>,
     pub(crate) grants: Vec<Option<Grant>>,
     /// Ends us when nobody holds us; the root has none.
-    pub(crate) leash: Option<&'static Leash>,
+    pub(crate) lifetime: Option<&'static Lifetime>,
     /// By which copies of the root reach its contexts; contexts themselves have its other end.
-    pub(crate) door: Option<Door>,
-    pub(crate) knocker: Option<OwnedFd>,
+    pub(crate) rendezvous: Option<Rendezvous>,
+    pub(crate) connector: Option<OwnedFd>,
     /// What is to take our place when we are killed.
-    pub(crate) spare: Option<Pid>,
+    pub(crate) checkpoint_pid: Option<Pid>,
     /// Private memory that became shared.
     pub(crate) shared: Vec<SharedRange>,
     /// Where memory of other contexts lies over ours.
@@ -125,156 +125,159 @@ pub(crate) struct State {
     pub(crate) isolated: bool,
     /// Whether we may move others, as far as is known.
     pub(crate) may_place: bool,
-    /// Whether calls are kept from us that it takes to make a double.
-    pub(crate) cannot_double: bool,
+    /// Whether calls are kept from us that it takes to make a copy.
+    pub(crate) cannot_copy: bool,
     /// The table of descriptors, where others share it.
-    pub(crate) table: Option<Table>,
+    pub(crate) table: Option<SharedTable>,
     /// The credentials, where others share them.
-    pub(crate) common: Option<Common>,
+    pub(crate) shared_credentials: Option<SharedCredentials>,
     /// The name that we have of our creator, which the library made.
     pub(crate) creators_name: RawFd,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
-    /// What each strand knows.
-    minds: Vec<Mind>,
-    /// What wakes a strand of ours that waits for descriptors.
+    /// What each logical thread knows.
+    call_states: Vec<CallState>,
+    /// What wakes a logical thread of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
     /// Files that others have sent us with a mark ([`introduction::take_marked`]).
-    pub(crate) gifts: Vec<(Id, OwnedFd)>,
+    pub(crate) marked_files: Vec<(Id, OwnedFd)>,
     serials: u32,
     /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
-    pub(crate) heard_calls: bool,
+    pub(crate) had_listener: bool,
 }
 
 impl State {
     /// Of a process that becomes the root of a new program.
     pub(crate) fn root() -> Result<Self> {
         let pidfd = own_pidfd()?;
-        let (door, knocker) = Door::open().unzip();
+        let (rendezvous, connector) = Rendezvous::open().unzip();
         let mut root = Self {
-            door,
-            knocker,
-            spare: None,
+            rendezvous,
+            connector,
+            checkpoint_pid: None,
             program: Box::leak(Box::new(Program::new()?)),
             me: ROOT,
             creator: Creator::here(),
-            strand: 0,
+            logical_thread: 0,
             // Every context's watcher looks at it, and none closes it.
             main: own_pidfd()?.into_raw_fd(),
             pidfd,
             peers: Vec::new(),
             grants: Vec::new(),
-            leash: None,
+            lifetime: None,
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
             isolated: false,
             may_place: true,
-            cannot_double: false,
+            cannot_copy: false,
             table: None,
-            common: None,
+            shared_credentials: None,
             creators_name: -1,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
-            minds: Vec::new(),
+            call_states: Vec::new(),
             kicks: Vec::new(),
-            gifts: Vec::new(),
+            marked_files: Vec::new(),
             serials: 0,
-            heard_calls: false,
+            had_listener: false,
         };
         root.name_itself()?;
         Ok(root)
     }
 
-    /// Has the root be named by [`WELL_KNOWN`] in all contexts. Where the program uses the number, or may not have one so
-    /// high, it is not.
+    /// Has the root be named by [`WELL_KNOWN`] in all contexts. Where the program uses the number, or may not have one
+    /// so high, it is not.
     fn name_itself(&mut self) -> Result<()> {
         let (own, theirs, id) = pair()?;
         let Ok(name) = rustix::io::fcntl_dupfd_cloexec(&theirs, WELL_KNOWN) else { return Ok(()) };
         if name.as_raw_fd() == WELL_KNOWN {
             let pidfd = own_pidfd()?;
             self.add_grant(own, id, Rights::none())?;
-            let generation = self.seat().generation.load(SeqCst);
+            let generation = self.context_slot().generation.load(SeqCst);
             self.add_peer(name, id, pidfd, (ROOT, generation), None, None)?;
         }
         Ok(())
     }
 
-    pub(crate) fn seat(&self) -> &'static Seat {
-        self.program.seat(self.me)
+    pub(crate) fn context_slot(&self) -> &'static ContextSlot {
+        self.program.context_slot(self.me)
     }
 
-    /// Where the calling strand waits.
+    /// Where the calling logical thread waits.
     pub(crate) fn place(&self) -> &'static Place {
-        self.program.place(self.strand, self.me)
+        self.program.place(self.logical_thread, self.me)
     }
 
     /// We, as who has control.
-    pub(crate) fn own_holder(&self) -> Holder {
-        self.program.holder(self.me)
+    pub(crate) fn own_controller(&self) -> Controller {
+        self.program.controller(self.me)
     }
 
-    /// Who has the calling strand's control: a [`Holder`].
+    /// Who has the calling logical thread's control: a [`Controller`].
     pub(crate) fn control(&self) -> &'static AtomicU32 {
-        self.program.control(self.strand)
+        self.program.control(self.logical_thread)
     }
 
-    /// The state of the calling strand's bell when it last looked around.
+    /// The state of the calling logical thread's bell when it last looked around.
     pub(crate) fn looked(&self) -> Option<u32> {
-        self.minds.get(self.strand as usize)?.looked
+        self.call_states.get(self.logical_thread as usize)?.looked
     }
 
     pub(crate) fn set_looked(&mut self, heard: Option<u32>) {
-        self.mind().looked = heard;
+        self.call_state().looked = heard;
     }
 
-    /// Notes that the calling strand has control from a peer that waits at the link, or has it in any other way.
+    /// Notes that the calling logical thread has control from a peer that waits at the link, or has it in any other
+    /// way.
     pub(crate) fn set_caller(&mut self, slot: Option<usize>) {
         let caller = slot.and_then(|slot| self.peers.get(slot)?.as_ref()).map(Peer::waiting);
-        self.mind().caller = caller;
+        self.call_state().caller = caller;
     }
 
     /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
     /// meanwhile, unless somebody else has its name now. What was noted is over with that.
     pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
-        let caller = self.mind().caller.take();
+        let caller = self.call_state().caller.take();
         caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
     }
 
     /// Whether system calls of any peer arrive here.
-    pub(crate) fn hears_calls(&self) -> bool {
-        self.heard_calls
+    pub(crate) fn has_listener(&self) -> bool {
+        self.had_listener
             && self.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over))
     }
 
     /// Whether the peer waits at the link, as [`State::take_caller`] would say.
     #[inline]
     pub(crate) fn is_caller(&self, peer: &Peer) -> bool {
-        self.minds.get(self.strand as usize).is_some_and(|mind| mind.caller == Some(peer.waiting()))
+        self.call_states
+            .get(self.logical_thread as usize)
+            .is_some_and(|call_state| call_state.caller == Some(peer.waiting()))
     }
 
-    /// What the calling strand knows.
+    /// What the calling logical thread knows.
     #[inline(always)]
-    pub(crate) fn mind(&mut self) -> &mut Mind {
-        let strand = self.strand as usize;
-        if self.minds.len() <= strand {
-            self.know_strand();
+    pub(crate) fn call_state(&mut self) -> &mut CallState {
+        let logical_thread = self.logical_thread as usize;
+        if self.call_states.len() <= logical_thread {
+            self.add_call_state();
         }
-        &mut self.minds[strand]
+        &mut self.call_states[logical_thread]
     }
 
     #[cold]
-    fn know_strand(&mut self) {
-        self.minds.resize(self.strand as usize + 1, Mind::default());
+    fn add_call_state(&mut self) {
+        self.call_states.resize(self.logical_thread as usize + 1, CallState::default());
     }
 
-    /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the
-    /// program has one strand, or there is no room.
+    /// What wakes the calling logical thread while it waits for descriptors, made where there is none yet; `None` where
+    /// the program has one logical thread, or there is no room.
     pub(crate) fn own_kick(&mut self) -> Option<&OwnedFd> {
-        if *self.program.strands().end() == 0 {
+        if *self.program.logical_threads().end() == 0 {
             return None;
         }
-        let strand = self.strand;
-        let kick = entry(&mut self.kicks, strand);
+        let logical_thread = self.logical_thread;
+        let kick = entry(&mut self.kicks, logical_thread);
         if kick.is_none() {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             *kick = eventfd(0, flags).ok().map(descriptors::raise);
@@ -282,47 +285,49 @@ impl State {
         kick.as_ref()
     }
 
-    /// Has a strand of ours look around, however it waits.
-    pub(crate) fn kick(&self, strand: u32) {
-        self.program.place(strand, self.me).face.call();
-        if let Some(Some(kick)) = self.kicks.get(strand as usize) {
+    /// Has a logical thread of ours look around, however it waits.
+    pub(crate) fn kick(&self, logical_thread: u32) {
+        self.program.place(logical_thread, self.me).face.call();
+        if let Some(Some(kick)) = self.kicks.get(logical_thread as usize) {
             let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Has the other strands look around that wait for descriptors: we may have taken what woke them.
+    /// Has the other logical threads look around that wait for descriptors: we may have taken what woke them.
     pub(crate) fn kick_others(&self) {
-        for strand in self.program.strands().filter(|strand| *strand != self.strand) {
-            if self.program.place(strand, self.me).by_descriptor.load(SeqCst) != 0 {
-                self.kick(strand);
+        for logical_thread in
+            self.program.logical_threads().filter(|logical_thread| *logical_thread != self.logical_thread)
+        {
+            if self.program.place(logical_thread, self.me).by_descriptor.load(SeqCst) != 0 {
+                self.kick(logical_thread);
             }
         }
     }
 
-    /// In a new context: what its creator's strands looked at, or wait for, is not its own.
-    pub(crate) fn forget_strands(&mut self) {
-        self.minds.clear();
+    /// In a new context: what its creator's logical threads looked at, or wait for, is not its own.
+    pub(crate) fn forget_threads(&mut self) {
+        self.call_states.clear();
         self.kicks.clear();
-        self.gifts.clear();
+        self.marked_files.clear();
     }
 
     /// What is known of who waits where may be of another time, or another program.
     pub(crate) fn forget_callers(&mut self) {
-        self.minds.iter_mut().for_each(|mind| mind.caller = None);
+        self.call_states.iter_mut().for_each(|call_state| call_state.caller = None);
     }
 
     /// The same where the descriptors are another context's.
     pub(crate) fn leave_kicks(&mut self) {
-        let gifts = self.gifts.drain(..).map(|(_, file)| file);
-        for left in self.kicks.drain(..).flatten().chain(gifts) {
+        let marked_files = self.marked_files.drain(..).map(|(_, file)| file);
+        for left in self.kicks.drain(..).flatten().chain(marked_files) {
             let _ = left.into_raw_fd();
         }
     }
 
     /// Before a context is created that shares our credentials.
     pub(crate) fn open_credentials(&mut self) -> Result<()> {
-        if self.common.is_none() {
-            self.common = Some(Common::new()?);
+        if self.shared_credentials.is_none() {
+            self.shared_credentials = Some(SharedCredentials::new()?);
         }
         self.publish_credentials();
         Ok(())
@@ -330,16 +335,16 @@ impl State {
 
     /// Publishes what the calling thread has to those who share credentials with us.
     pub(crate) fn publish_credentials(&mut self) {
-        if let Some(common) = &mut self.common {
-            common.publish(self.strand);
+        if let Some(shared_credentials) = &mut self.shared_credentials {
+            shared_credentials.publish(self.logical_thread);
         }
     }
 
     /// Takes on the credentials that others have published.
     #[inline]
     pub(crate) fn follow_credentials(&mut self) {
-        if let Some(common) = &mut self.common {
-            common.follow(self.strand);
+        if let Some(shared_credentials) = &mut self.shared_credentials {
+            shared_credentials.follow(self.logical_thread);
         }
     }
 
@@ -349,12 +354,12 @@ impl State {
         fd: OwnedFd,
         id: Id,
         pidfd: OwnedFd,
-        (seat, generation): (u32, u32),
+        (context_slot, generation): (u32, u32),
         link: Option<Link>,
         through: Option<usize>,
     ) -> Result<usize> {
         let inode = inode(fd.as_raw_fd()).unwrap_or(0);
-        self.program.list_name(inode, (seat, generation));
+        self.program.list_name(inode, (context_slot, generation));
         self.serials = self.serials.wrapping_add(1);
         let serial = self.serials;
         self.forget_replaced(fd.as_raw_fd());
@@ -368,8 +373,8 @@ impl State {
             fd: ManuallyDrop::new(fd),
             inode,
             pidfd: Rc::new(pidfd),
-            pid: self.program.seat(seat).pid.load(SeqCst),
-            seat,
+            pid: self.program.context_slot(context_slot).pid.load(SeqCst),
+            context_slot,
             generation,
             serial,
             link,
@@ -382,7 +387,7 @@ impl State {
         Ok(slot)
     }
 
-    /// In a copy of a context: the links that it did not get anew are not there.
+    /// In a copy of a context: the links that it did not get again are not there.
     pub(crate) fn forget_links(&mut self) {
         for peer in self.peers.iter_mut().flatten() {
             peer.link.take_if(|link| !link.is_here());
@@ -402,14 +407,15 @@ impl State {
     }
 
     pub(crate) fn add_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> Result<usize> {
-        if let Some(leash) = self.leash {
-            leash.add(&socket, place(&mut self.grants))?;
+        if let Some(lifetime) = self.lifetime {
+            lifetime.add(&socket, place(&mut self.grants))?;
         }
-        Ok(self.add_tenants_grant(socket, id, rights))
+        Ok(self.add_members_grant(socket, id, rights))
     }
 
-    /// The same for one who shares our table, and so holds us by all names that are there: by this one we do not live on.
-    pub(crate) fn add_tenants_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> usize {
+    /// The same for one who shares our table, and so holds us by all names that are there: by this one we do not live
+    /// on.
+    pub(crate) fn add_members_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> usize {
         let slot = place(&mut self.grants);
         self.grants[slot] = Some(Grant { socket, id, rights });
         slot
@@ -418,15 +424,15 @@ impl State {
     /// Whether holders of a grant are left, as far as is known.
     pub(crate) fn is_held(&self, grant: usize) -> bool {
         self.grants.get(grant).is_some_and(Option::is_some)
-            && !self.leash.is_some_and(|leash| leash.is_hung_up(grant))
+            && !self.lifetime.is_some_and(|lifetime| lifetime.is_hung_up(grant))
     }
 
-    /// Lets go of the grants that nobody holds.
+    /// Releases the grants that nobody holds.
     pub(crate) fn sweep_grants(&mut self) {
-        let hung_up: Vec<usize> = match self.leash {
+        let hung_up: Vec<usize> = match self.lifetime {
             // Its watcher must have seen it first.
-            Some(leash) => (0..self.grants.len())
-                .filter(|slot| self.grants[*slot].is_some() && leash.is_hung_up(*slot))
+            Some(lifetime) => (0..self.grants.len())
+                .filter(|slot| self.grants[*slot].is_some() && lifetime.is_hung_up(*slot))
                 .collect(),
             None => self.hung_up(),
         };
@@ -435,13 +441,13 @@ impl State {
         }
     }
 
-    /// Lets go of a grant.
+    /// Releases a grant.
     pub(crate) fn drop_grant(&mut self, slot: usize) {
         if let Some(grant) = self.grants.get_mut(slot) {
             *grant = None;
         }
-        if let Some(leash) = self.leash {
-            leash.forget(slot);
+        if let Some(lifetime) = self.lifetime {
+            lifetime.forget(slot);
         }
         for peer in self.peers.iter_mut().flatten() {
             peer.through.take_if(|grant| *grant == slot);
@@ -474,8 +480,8 @@ impl State {
             || self.peers.iter().flatten().any(|peer| peer.fd.as_raw_fd() == number)
     }
 
-    /// The numbers of the library's descriptors in this context, but those that name contexts for the program, and the one
-    /// that all contexts have of the root.
+    /// The numbers of the library's descriptors in this context, but those that name contexts for the program, and the
+    /// one that all contexts have of the root.
     pub(crate) fn own_numbers(&self) -> Vec<RawFd> {
         let heard = |listener: &Listener| {
             [Some(listener.calls.as_fd().as_raw_fd()), listener.memory.as_ref().map(AsRawFd::as_raw_fd)]
@@ -484,14 +490,14 @@ impl State {
         let listeners = peers.clone().filter_map(|peer| peer.listener.as_ref());
         [self.pidfd.as_raw_fd(), self.creators_name]
             .into_iter()
-            .chain(self.leash.map(Leash::descriptor))
+            .chain(self.lifetime.map(Lifetime::descriptor))
             .chain(self.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
             .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
             .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
-            .chain(self.gifts.iter().map(|(_, file)| file.as_raw_fd()))
-            .chain(self.door.iter().flat_map(Door::numbers))
-            .chain(self.knocker.iter().map(AsRawFd::as_raw_fd))
-            .chain(self.table.iter().flat_map(Table::tenants).map(AsRawFd::as_raw_fd))
+            .chain(self.marked_files.iter().map(|(_, file)| file.as_raw_fd()))
+            .chain(self.rendezvous.iter().flat_map(Rendezvous::numbers))
+            .chain(self.connector.iter().map(AsRawFd::as_raw_fd))
+            .chain(self.table.iter().flat_map(SharedTable::members).map(AsRawFd::as_raw_fd))
             .chain(peers.map(|peer| peer.pidfd.as_raw_fd()))
             .chain(listeners.flat_map(heard).flatten())
             .filter(|number| *number >= 0)
@@ -541,28 +547,29 @@ impl State {
         // SAFETY: a number that is none is an error; nothing is closed.
         let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(descriptor) }).map_err(|_| unknown)?;
         let is_socket = rustix::fs::FileType::from_raw_mode(status.st_mode) == rustix::fs::FileType::Socket;
-        let (seat, generation) = self.program.named(status.st_ino).filter(|_| is_socket).ok_or(unknown)?;
+        let (context_slot, generation) =
+            self.program.named(status.st_ino).filter(|_| is_socket).ok_or(unknown)?;
         let gone = Error::Gone { descriptor };
-        let pid = self.program.pid(seat).ok_or(gone)?;
+        let pid = self.program.pid(context_slot).ok_or(gone)?;
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| match errno {
             rustix::io::Errno::SRCH => gone,
             errno => Error::system("pidfd_open", pid.as_raw_pid().unsigned_abs() as usize, errno),
         })?;
         // It was that one's process when it was opened.
-        if self.program.pid(seat) != Some(pid)
-            || self.program.seat(seat).generation.load(SeqCst) != generation
+        if self.program.pid(context_slot) != Some(pid)
+            || self.program.context_slot(context_slot).generation.load(SeqCst) != generation
         {
             return Err(gone);
         }
         // SAFETY: it is open, and the caller has it named: it is closed by that name.
         let fd = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        self.add_peer(fd, Id::NONE, descriptors::raise(pidfd), (seat, generation), None, None)
+        self.add_peer(fd, Id::NONE, descriptors::raise(pidfd), (context_slot, generation), None, None)
     }
 
     /// Lists all names that are held, in a program that is new.
     pub(crate) fn list_names(&self) {
         for peer in self.peers.iter().flatten() {
-            self.program.list_name(peer.inode, (peer.seat, peer.generation));
+            self.program.list_name(peer.inode, (peer.context_slot, peer.generation));
         }
     }
 
@@ -582,14 +589,16 @@ impl Peer {
     }
 
     /// It, as who has control.
-    pub(crate) fn holder(&self) -> Holder {
-        Holder::new(self.seat, self.generation)
+    pub(crate) fn controller(&self) -> Controller {
+        Controller::new(self.context_slot, self.generation)
     }
 
     /// Whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
-        let generation = program.seat(self.seat).generation.load(core::sync::atomic::Ordering::SeqCst);
-        generation != self.generation || (self.seat != ROOT && program.is_marked_dead(self.seat))
+        let generation =
+            program.context_slot(self.context_slot).generation.load(std::sync::atomic::Ordering::SeqCst);
+        generation != self.generation
+            || (self.context_slot != ROOT && program.is_marked_dead(self.context_slot))
     }
 
     /// Whether its descriptor still is what it was.

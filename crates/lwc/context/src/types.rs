@@ -21,10 +21,11 @@ pub struct Arrival {
     pub word: u64,
     /// The argument that is a buffer: a copy of what the caller gave.
     pub bytes: Vec<u8>,
-    /// The system call by which control came here: `caller` is stopped in it, and waits for an answer ([`Spec::trap`](crate::Spec::trap)).
+    /// The system call by which control came here: `caller` is stopped in it, and waits for an answer
+    /// ([`Spec::trap`](crate::Spec::trap)).
     ///
-    /// Control that goes there is the answer: [`Context::switch`] with what the call returns (-4095 to -1 are errors), or
-    /// [`Context::proceed`].
+    /// Control that goes there is the answer: [`Context::switch`] with what the call returns (-4095 to -1 are errors),
+    /// or [`Context::proceed`].
     pub call: Option<Call>,
 }
 

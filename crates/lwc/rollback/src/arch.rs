@@ -12,7 +12,7 @@ compile_error!(
     "orrery-rollback: only x86_64 has its registers and stacks described so far (src/arch/x86_64.rs)"
 );
 
-use core::ffi::c_void;
+use std::ffi::c_void;
 
 use orrery_sys::signals::Mask;
 

@@ -3,7 +3,7 @@
 //! While a closure runs, fatal signals end it rather than the process, and the *control signal* carries what the engine
 //! has to say: a time limit that ran out, a thread that must end, an ending that another thread asked for.
 
-use core::ffi::c_void;
+use std::ffi::c_void;
 
 use orrery_sys::signals::{self, Action, Mask};
 use orrery_sys::thread;

@@ -1,28 +1,28 @@
 //! The engine: one per process, in the arena, out of reach of what it rolls back.
 //!
-//! It works on a stack of its own with signals blocked. Its life is a cycle of three phases: *idle*, *running* (a closure
-//! runs on the program's stack), *busy* (the engine works). What ends a closure (its return, a signal, a limit, another
-//! thread) first claims the ending, so that there is one; then the owner's thread crosses over to [`end_run`].
+//! It works on a stack of its own with signals blocked. Its life is a cycle of three phases: *idle*, *running* (a
+//! closure runs on the program's stack), *busy* (the engine works). What ends a closure (its return, a signal, a limit,
+//! another thread) first claims the ending, so that there is one; then the owner's thread crosses over to [`end_run`].
 //!
 //! This is the one file with process-wide variables, because signal handlers and the C interface leave no choice: where
 //! the arena is, where the engine is, and whose.
 
-mod inner;
-mod making;
+mod owner;
+mod setup;
 
-use core::cell::UnsafeCell;
-use core::ffi::c_void;
-use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use orrery_sys::rseq;
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use orrery_memory::space::{Config, Statistics};
 use orrery_memory::{Arena, PageRange};
 use orrery_sys::signals::{self, Mask};
 
-pub use self::inner::EXIT_BROKEN;
-use self::inner::{Inner, Snapshot};
-pub(crate) use self::making::set_up;
+pub use self::owner::EXIT_BROKEN;
+use self::owner::{Inner, Snapshot};
+pub(crate) use self::setup::set_up;
 use crate::arch::{self, AGAIN, Crossing};
 use crate::control::{self, CONTROL_SIGNAL};
 use crate::error::{Error, Result};
@@ -30,8 +30,8 @@ use crate::lazy_free::LazyFree;
 use crate::safe_point;
 use crate::undo::children::Children;
 
-static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
-static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
+static ARENA: AtomicPtr<Arena> = AtomicPtr::new(std::ptr::null_mut());
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 /// Who makes or made the engine: its process in the upper half, its thread in the lower.
 static CLAIM: AtomicU64 = AtomicU64::new(0);
 
@@ -73,7 +73,7 @@ pub(crate) enum Role {
 
 /// How often a closure runs, and from when on limits apply to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Course {
+pub(crate) enum RunMode {
     /// Once, limited from the beginning.
     Once,
     /// Until [`stop_repeating`] was called or something cannot be undone, limited from the beginning of each round.
@@ -101,7 +101,7 @@ pub(crate) struct Engine {
     ending: UnsafeCell<Ending>,
     /// How the round before this one ended.
     last: UnsafeCell<Option<Ending>>,
-    words: safe_point::Words,
+    words: safe_point::SafePointState,
     lazy_free: LazyFree,
     /// Where threads have their restartable-sequence areas.
     rseq: [AtomicUsize; MOST_THREADS],
@@ -120,8 +120,8 @@ pub(crate) fn arena() -> Result<&'static Arena> {
         return Ok(arena);
     }
     let fresh = Arena::reserve()?;
-    let pointer = core::ptr::from_ref(fresh).cast_mut();
-    match ARENA.compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+    let pointer = std::ptr::from_ref(fresh).cast_mut();
+    match ARENA.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(fresh),
         // Another thread was faster; ours is address space that nobody uses.
         // SAFETY: as above.
@@ -137,7 +137,7 @@ fn current() -> Option<&'static Engine> {
 }
 
 /// The words of the safe points.
-pub(crate) fn safe_point_words() -> Option<&'static safe_point::Words> {
+pub(crate) fn safe_point_words() -> Option<&'static safe_point::SafePointState> {
     // Without asking for the process: this is on the path of every safe point.
     // SAFETY: as in `current`.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }.map(|engine| &engine.words)
@@ -235,8 +235,8 @@ impl Engine {
     #[expect(clippy::mut_from_ref, reason = "a cell whose only user is the owner's thread")]
     fn inner(&self) -> &mut Inner {
         debug_assert!(self.is_owner());
-        // SAFETY: only the owner's thread comes here, in one place at a time: a handler that interrupts it crosses over to
-        // the engine for good or leaves the inner part alone.
+        // SAFETY: only the owner's thread comes here, in one place at a time: a handler that interrupts it crosses over
+        // to the engine for good or leaves the inner part alone.
         unsafe { &mut *self.inner.get() }
     }
 
@@ -261,7 +261,7 @@ impl Engine {
         body: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
         limits: Limits,
-        course: Course,
+        mode: RunMode,
     ) -> Result<Ending> {
         self.for_owner()?;
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
@@ -269,8 +269,8 @@ impl Engine {
         }
         let inner = self.inner();
         inner.limits = limits;
-        inner.repeats = course != Course::Once;
-        inner.limits_at_once = course != Course::Serve;
+        inner.repeats = mode != RunMode::Once;
+        inner.limits_at_once = mode != RunMode::Serve;
         inner.error = None;
         inner.crossing.begin = begin_run;
         inner.crossing.body = body;
@@ -283,7 +283,8 @@ impl Engine {
             *self.last.get() = None;
         }
         let crossing = &raw mut inner.crossing;
-        // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than unwind.
+        // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than
+        // unwind.
         unsafe { arch::run_crossing(crossing) };
         // The run is over, or never began: memory is that of its beginning, the arena's is that of now.
         match self.inner().error {
@@ -360,8 +361,8 @@ impl Engine {
         Ok(&raw mut inner.crossing)
     }
 
-    /// Goes back to snapshot `id`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be. Signals
-    /// are blocked.
+    /// Goes back to snapshot `id`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be.
+    /// Signals are blocked.
     pub(crate) fn resume(&'static self, id: u64, value: i32) -> Error {
         let inner = match self.for_owner() {
             Ok(engine) => engine.inner(),
@@ -476,8 +477,8 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     }
 }
 
-/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw, or, if the closure repeats, to what
-/// the closure saw.
+/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw, or, if the closure repeats, to
+/// what the closure saw.
 unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     signals::block_all();

@@ -1,6 +1,6 @@
 //! What can go wrong with a rollback.
 
-use core::fmt;
+use std::fmt;
 
 /// Why a snapshot, a run or a resume did not happen, or what it could not undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,8 @@ pub enum Error {
         /// How many of them wait at a safe point.
         parked: usize,
     },
-    /// Other threads run, and what is to be resumed later cannot wait for them: they would go on with stacks of another time.
+    /// Other threads run, and what is to be resumed later cannot wait for them: they would go on with stacks of another
+    /// time.
     #[error("{others} other threads run: a snapshot that is resumed later needs a process with one thread")]
     NotAlone {
         /// Threads beside the calling one.
@@ -81,7 +82,7 @@ pub enum Error {
 }
 
 /// What this crate's functions return.
-pub type Result<T> = core::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// What a rollback could not undo. The process may go on, but is not what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 //!
 //! The kernel may drop such a page at any later time, also after the closure was undone, and nothing tells that it is
 //! marked: the page looks as it did. But a write revokes the mark. So the ranges are noted as they are given back
-//! ([`crate::doors`]), and every page in them is written by the rollback.
+//! ([`crate::interpose`]), and every page in them is written by the rollback.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use orrery_memory::{PAGE, PageRange};
 

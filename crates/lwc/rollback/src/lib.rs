@@ -7,8 +7,7 @@
 //! let answer = KeptBuffer::with_capacity(100)?;
 //! let mut numbers = vec![1, 2, 3];
 //! let outcome = rollback.run(|| {
-//!     numbers.push(4);
-//!     std::env::set_current_dir("/").unwrap();
+//!     numbers.push(4); std::env::set_current_dir("/").unwrap();
 //!     answer.push(format!("{numbers:?}").as_bytes()).unwrap();
 //! })?;
 //! assert_eq!(outcome, Outcome::Returned);
@@ -20,9 +19,20 @@
 //! # What is undone
 //!
 //! Registers, all private memory, mappings, the program break; descriptors (new ones closed, lost ones back, flags, and
-//! offsets of regular files, save standard output's and error's); signal dispositions, mask and alternate stack, pending
-//! signals; timers; working directory, umask, resource limits, priority, thread name and the like; threads and, unless
-//! told otherwise, child processes.
+//! offsets of regular files, save standard output's and error's); signal dispositions, mask and alternate stack,
+//! pending signals; timers; working directory, umask, resource limits, priority, thread name and the like; threads and,
+//! unless told otherwise, child processes.
+//!
+//! # What Rust code must not rely on
+//!
+//! [`Rollback::run`] is a safe function by an assumption: **no safe code of the program believes in state that lies
+//! outside of what a rollback restores, and that it shares with somebody who goes on.** Memory goes back, the other
+//! side does not. So a closure must not use the rings of an io_uring(7), nor the heads and locks of shared memory that
+//! another process uses, where their other half lies in private memory; a wrapper that is safe by itself may then free
+//! or reuse what the kernel or the other process still writes to. Make such things inside the closure and drop them
+//! there, put them into memory that [`Rollback::keep_memory`] leaves alone as a whole, or do not use them in a closure.
+//! The function is not `unsafe`, since ordinary sockets, files, threads and allocators need none of this, and no
+//! comment at a call could say more than this paragraph.
 //!
 //! # What is not
 //!
@@ -35,11 +45,11 @@
 
 mod arch;
 mod control;
-mod doors;
 mod engine;
 mod error;
 mod hooks;
-mod kept;
+mod interpose;
+mod kept_buffer;
 mod lazy_free;
 mod rollback;
 mod safe_point;
@@ -52,7 +62,7 @@ pub use control::CONTROL_SIGNAL;
 pub use engine::{EXIT_BROKEN, may_roll_back};
 pub use error::{Error, Leftover, Result};
 pub use hooks::after_rollback;
-pub use kept::{Full, KeptBuffer};
+pub use kept_buffer::{Full, KeptBuffer};
 pub use rollback::{Builder, Outcome, Rollback, abandon};
 pub use safe_point::safe_point;
 pub use undo::children::Children;

@@ -1,16 +1,16 @@
 //! Rollback of a closure: the Rust interface.
 
-use core::ffi::c_void;
-use core::ops::ControlFlow;
-use core::time::Duration;
+use std::ffi::c_void;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use orrery_memory::PageRange;
 use orrery_memory::images::Visibility;
 use orrery_memory::space::{Config, First, Restored, Statistics};
 use orrery_memory::tracker::Choice;
 
-use crate::engine::{self, Course, Ending, Engine, Limits};
+use crate::engine::{self, Ending, Engine, Limits, RunMode};
 use crate::error::Result;
 use crate::undo::children::Children;
 
@@ -115,7 +115,7 @@ impl Builder {
         Ok(Rollback {
             engine: engine::set_up(config, self.children)?,
             limits: self.limits,
-            not_send: core::marker::PhantomData,
+            not_send: std::marker::PhantomData,
         })
     }
 }
@@ -124,7 +124,7 @@ impl Builder {
 pub struct Rollback {
     engine: &'static Engine,
     limits: Limits,
-    not_send: core::marker::PhantomData<*mut ()>,
+    not_send: std::marker::PhantomData<*mut ()>,
 }
 
 impl Rollback {
@@ -136,8 +136,11 @@ impl Rollback {
     /// Runs `closure` on this thread and undoes all that it did to the process, however it ends.
     ///
     /// State is captured when this is called: what the program does between two runs stays. The process must have one
-    /// thread, or the others must be at [`safe_point`]s. What the closure returns or drops goes with its memory: results
-    /// leave through a [`KeptBuffer`].
+    /// thread, or the others must be at [`safe_point`]s. What the closure returns or drops goes with its memory:
+    /// results leave through a [`KeptBuffer`](crate::KeptBuffer).
+    ///
+    /// What safe code may not rely on in a closure is in the crate's documentation: [What Rust code must not rely
+    /// on](crate#what-rust-code-must-not-rely-on).
     ///
     /// # Errors
     /// Before anything ran: [`Nested`](crate::Error::Nested), [`WrongThread`](crate::Error::WrongThread),
@@ -145,19 +148,19 @@ impl Rollback {
     /// [`Threads`](crate::Error::Threads), [`Memory`](crate::Error::Memory), [`System`](crate::Error::System).
     /// Afterwards: [`NotUndone`](crate::Error::NotUndone), when memory is as it was but something else is not.
     ///
-    /// If memory itself cannot be put back (a mapped file is gone, a thread will not end, memory is used up) there is no
-    /// state to return to: the process says so on standard error and exits with [`EXIT_BROKEN`].
+    /// If memory itself cannot be put back (a mapped file is gone, a thread will not end, memory is used up) there is
+    /// no state to return to: the process says so on standard error and exits with [`EXIT_BROKEN`].
     pub fn run<F: FnOnce()>(&mut self, closure: F) -> Result<Outcome> {
         let mut body = Some(closure);
         let argument = (&raw mut body).cast::<c_void>();
-        self.engine.run(call::<F>, argument, self.limits, Course::Once).map(Outcome::from)
+        self.engine.run(call::<F>, argument, self.limits, RunMode::Once).map(Outcome::from)
     }
 
-    /// Runs `closure` again and again, each time in the state in which it was called first, until it breaks. It gets the
-    /// outcome of the round before. Returns the outcome of the last.
+    /// Runs `closure` again and again, each time in the state in which it was called first, until it breaks. It gets
+    /// the outcome of the round before. Returns the outcome of the last.
     ///
-    /// State is captured once, so a round costs about half of a [`Rollback::run`]: this is for servers, whose closure waits
-    /// for a request and answers it.
+    /// State is captured once, so a round costs about half of a [`Rollback::run`]: this is for servers, whose closure
+    /// waits for a request and answers it.
     ///
     /// ```standalone_crate
     /// # use std::ops::ControlFlow;
@@ -171,8 +174,7 @@ impl Rollback {
     ///         1 => assert_eq!(last, None),
     ///         2 => std::process::exit(7),
     ///         _ => assert_eq!(last, Some(Outcome::Exited(7))),
-    ///     }
-    ///     if rounds.bytes().len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    ///     } if rounds.bytes().len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     /// })?;
     /// assert_eq!(rounds.bytes(), [1, 1, 1]);
     /// # Ok::<(), orrery_rollback::Error>(())
@@ -189,10 +191,11 @@ impl Rollback {
                 engine::stop_repeating();
             }
         };
-        self.run_again_and_again(&mut round, Course::Repeat)
+        self.run_again_and_again(&mut round, RunMode::Repeat)
     }
 
-    /// [`Rollback::repeat`] for servers: `wait` for something to do, then `work` on it, to which alone the limits apply.
+    /// [`Rollback::repeat`] for servers: `wait` for something to do, then `work` on it, to which alone the limits
+    /// apply.
     ///
     /// ```standalone_crate
     /// # use std::ops::ControlFlow;
@@ -205,13 +208,11 @@ impl Rollback {
     ///     |last| {
     ///         if let Some(outcome) = last {
     ///             answers.push(&[if outcome == Outcome::TimedOut { b'T' } else { b'R' }]).unwrap();
-    ///         }
-    ///         // Whoever waits long is not at fault.
+    ///         } // Whoever waits long is not at fault.
     ///         std::thread::sleep(Duration::from_millis(40));
     ///         let count = answers.bytes().len();
     ///         if count == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(count) }
-    ///     },
-    ///     |request| while request == 1 {},
+    ///     }, |request| while request == 1 {},
     /// )?;
     /// assert_eq!(answers.bytes(), b"RT");
     /// # Ok::<(), orrery_rollback::Error>(())
@@ -231,16 +232,16 @@ impl Rollback {
             }
             ControlFlow::Break(()) => engine::stop_repeating(),
         };
-        self.run_again_and_again(&mut round, Course::Serve)
+        self.run_again_and_again(&mut round, RunMode::Serve)
     }
 
-    fn run_again_and_again<F: FnMut()>(&mut self, round: &mut F, course: Course) -> Result<Outcome> {
-        let argument = core::ptr::from_mut(round).cast::<c_void>();
-        self.engine.run(call_mut::<F>, argument, self.limits, course).map(Outcome::from)
+    fn run_again_and_again<F: FnMut()>(&mut self, round: &mut F, mode: RunMode) -> Result<Outcome> {
+        let argument = std::ptr::from_mut(round).cast::<c_void>();
+        self.engine.run(call_mut::<F>, argument, self.limits, mode).map(Outcome::from)
     }
 
-    /// Bounds the time of each run from now on: the closure ends with [`Outcome::TimedOut`]. A closure that blocks signal
-    /// [`CONTROL_SIGNAL`](crate::CONTROL_SIGNAL) is out of its reach.
+    /// Bounds the time of each run from now on: the closure ends with [`Outcome::TimedOut`]. A closure that blocks
+    /// signal [`CONTROL_SIGNAL`](crate::CONTROL_SIGNAL) is out of its reach.
     pub fn set_time_limit(&mut self, limit: Option<Duration>) {
         self.limits.time = limit.map(nanoseconds);
     }
@@ -261,8 +262,8 @@ impl Rollback {
 
     /// Lets go of the copies of this process' files that are held so that a run can bring them back.
     ///
-    /// They are held until the next run: a pipe or socket that the program closes in between is not closed for its other
-    /// end before that. This closes it; the next run copies the table anew, which costs some 60 us.
+    /// They are held until the next run: a pipe or socket that the program closes in between is not closed for its
+    /// other end before that. This closes it; the next run copies the table anew, which costs some 60 us.
     ///
     /// # Errors
     /// Those that [`Rollback::run`] gives before it runs.
@@ -273,7 +274,8 @@ impl Rollback {
     /// Leaves the pages of `start..start + length` alone in all runs from now on. Both must be multiples of 4096.
     ///
     /// # Errors
-    /// [`Error::Memory`](crate::Error::Memory) where the range is unaligned, holds the stack or is not mapped throughout.
+    /// [`Error::Memory`](crate::Error::Memory) where the range is unaligned, holds the stack or is not mapped
+    /// throughout.
     pub fn keep_memory(&mut self, start: usize, length: usize) -> Result<()> {
         self.engine.keep(aligned(start, length)?, stack_address())
     }
@@ -295,8 +297,8 @@ impl Rollback {
     }
 }
 
-impl core::fmt::Debug for Rollback {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl std::fmt::Debug for Rollback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rollback").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
@@ -321,7 +323,7 @@ pub(crate) fn aligned(start: usize, length: usize) -> Result<PageRange> {
 /// An address on the present stack.
 pub(crate) fn stack_address() -> usize {
     let here = 0_u8;
-    core::ptr::from_ref(core::hint::black_box(&here)).addr()
+    std::ptr::from_ref(std::hint::black_box(&here)).addr()
 }
 
 fn nanoseconds(limit: Duration) -> u64 {
@@ -345,7 +347,7 @@ unsafe extern "C" fn call_mut<F: FnMut()>(body: *mut c_void) {
 fn catch(closure: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(closure)) {
         // Its memory is about to be what it was before; dropping it could panic again.
-        core::mem::forget(payload);
+        std::mem::forget(payload);
         engine::note_panic();
     }
 }

@@ -3,7 +3,7 @@
 //! A parked thread sits in a futex wait on a word of the arena. Its stack and registers do not change, so memory can be
 //! put back around it.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
@@ -11,7 +11,7 @@ use crate::engine;
 
 /// What threads and the engine tell each other; it lies in the arena.
 #[derive(Debug, Default)]
-pub(crate) struct Words {
+pub(crate) struct SafePointState {
     /// 1 while threads are to park.
     wanted: AtomicU32,
     /// How many wait.
@@ -23,8 +23,8 @@ const ROUNDS: usize = 20_000;
 
 /// Waits here while another thread runs a rollback, or wants to.
 ///
-/// In a program with several threads, [`run`](crate::Rollback::run) waits up to a second until all of them but
-/// its own are at a safe point. Call this wherever a thread can do without the locks that it holds; it costs one load when
+/// In a program with several threads, [`run`](crate::Rollback::run) waits up to a second until all of them but its own
+/// are at a safe point. Call this wherever a thread can do without the locks that it holds; it costs one load when
 /// nobody waits.
 pub fn safe_point() {
     let Some(words) = engine::safe_point_words() else {
@@ -42,8 +42,8 @@ pub fn safe_point() {
     words.parked.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Asks all threads to park, and returns how many did within a second. `others` counts those that should: it is asked each
-/// time, for a thread that was joined may still be on its way out.
+/// Asks all threads to park, and returns how many did within a second. `others` counts those that should: it is asked
+/// each time, for a thread that was joined may still be on its way out.
 pub(crate) fn gather(others: impl Fn() -> usize) -> usize {
     let Some(words) = engine::safe_point_words() else {
         return 0;

@@ -4,7 +4,7 @@
 //! that took the snapshot may have returned long since. A Rust program must not call it: the compiler does not expect
 //! calls to return twice. Rust has [`Rollback`](crate::Rollback).
 
-use core::cell::Cell;
+use std::cell::Cell;
 
 use orrery_memory::PageRange;
 use orrery_sys::signals::{self, Mask};
@@ -28,7 +28,7 @@ thread_local! {
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn snapshot(id: *mut u64) -> i32 {
-    core::arch::naked_asm!(
+    std::arch::naked_asm!(
         "lea rsi, [rip + {prepare}]",
         "jmp {crossing}",
         prepare = sym prepare,
@@ -46,12 +46,12 @@ unsafe extern "C" fn prepare(id: *mut u64) -> *mut Crossing {
     match prepared {
         Ok(crossing) => {
             // The crossing ends it.
-            core::mem::forget(quiet);
+            std::mem::forget(quiet);
             crossing
         }
         Err(error) => {
             REFUSAL.set(Some(error));
-            core::ptr::null_mut()
+            std::ptr::null_mut()
         }
     }
 }

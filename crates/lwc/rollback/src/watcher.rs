@@ -6,7 +6,7 @@
 //!
 //! Process-wide state, because a watcher is: this file is where it lives. A new context overwrites what it inherited.
 
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use orrery_sys::PageRange;
 

@@ -42,4 +42,4 @@ impl Error {
 }
 
 /// What the functions about pools return.
-pub type Result<T> = core::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, Error>;

@@ -28,46 +28,47 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Algorithm 2 of the paper, with two changes. There, every connection gets a new context; here, one that served another
-//! connection before and was put back to what it was ([`orrery_rollback`]), which costs a tenth of making one. And a
-//! session is copied not from the event loop, whose memory changes, but from a *template*: a context made together with
-//! the pool, which never sees a connection and hands itself out, over and over, as it was then.
+//! Algorithm 2 of the paper, with two changes. There, every connection gets a new context; here, one that served
+//! another connection before and was put back to what it was ([`orrery_rollback`]), which costs a tenth of making one.
+//! And a session is copied not from the event loop, whose memory changes, but from a *template*: a context made
+//! together with the pool, which never sees a connection and hands itself out, over and over, as it was then.
 //!
 //! # Who does what
 //!
-//! The **root** is the event loop. It accepts connections and waits for all of them at once ([`Pool::serve`], or a loop of
-//! the program's own around [`Pool::begin`] and [`Pool::step`]). It never reads what they send.
+//! The **root** is the event loop. It accepts connections and waits for all of them at once ([`Pool::serve`], or a loop
+//! of the program's own around [`Pool::begin`] and [`Pool::step`]). It never reads what they send.
 //!
 //! A **session** gets a copy of its connection's descriptor (SCM_RIGHTS in unix(7)), and reads and writes itself. Where
 //! that would block, it switches to the root, which switches back when the connection is ready.
 //!
-//! A session that is over closes its connection (copies that it made go with the rest) and stays as it is, *dirty*, until the root has nothing better to do ([`Pool::tidy`]), or needs it.
-//! So nobody waits for another one's rollback as long as there are clean ones.
+//! A session that is over closes its connection (copies that it made go with the rest) and stays as it is, *dirty*,
+//! until the root has nothing better to do ([`Pool::tidy`]), or needs it. So nobody waits for another one's rollback as
+//! long as there are clean ones.
 //!
 //! # What a session cannot see
 //!
 //! Other sessions' memory and connections, those before it in the same context included: all private memory, mappings,
-//! descriptors, signal dispositions, and what else [`orrery_rollback`] undoes is as it was when the pool was made. A bug
-//! that reads too far reads what the template had, or the session's own. That is the promise.
+//! descriptors, signal dispositions, and what else [`orrery_rollback`] undoes is as it was when the pool was made. A
+//! bug that reads too far reads what the template had, or the session's own. That is the promise.
 //!
 //! It is not made against code that an attacker runs *inside* a session: that can write over the engine that rolls it
 //! back. So a session that died of a signal, ran out of time, or could not be undone does not serve again; the template
 //! makes another one. A pool bears the death of any of its contexts, at any moment.
 
-mod birth;
 mod error;
-mod inside;
 mod pool;
+mod protocol;
 mod server;
-mod words;
+mod session;
+mod template;
 
-use core::time::Duration;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 pub use error::{Error, Result};
-pub use inside::Connection;
 pub use pool::{Pool, SessionId, Statistics};
-pub use words::{Ended, Interest};
+pub use protocol::{Ended, Interest};
+pub use session::Connection;
 
 /// What became of a session when it had control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,12 +151,12 @@ impl Builder {
 
     /// Makes the pool: its template, and the sessions that are to be ready. `serve` is what sessions do.
     ///
-    /// The template is a copy of the calling process as it is now: what sessions need should be there, what they must not
-    /// see should not.
+    /// The template is a copy of the calling process as it is now: what sessions need should be there, what they must
+    /// not see should not.
     ///
     /// # Errors
-    /// [`Error::Context`], among them [`Birth`](orrery_context::Error::Birth) where another thread never lets go of what the
-    /// template needs; [`Error::Setup`] where sessions cannot be rolled back here.
+    /// [`Error::Context`], among them [`Birth`](orrery_context::Error::Birth) where another thread never lets go of
+    /// what the template needs; [`Error::Setup`] where sessions cannot be rolled back here.
     pub fn build<F: Fn(&mut Connection)>(self, serve: F) -> Result<Pool> {
         Pool::new(self, serve)
     }

@@ -1,15 +1,15 @@
 //! The root's books: which sessions there are, and what each is doing.
 
-use core::time::Duration;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::process::{DumpableBehavior, dumpable_behavior};
 
-use super::birth;
 use super::error::{Error, Result};
-use super::inside::Connection;
-use super::words::{Ended, Order, Report};
+use super::protocol::{Ended, Order, Report};
+use super::session::Connection;
+use super::template;
 use super::{Builder, Step};
 use orrery_context::{self as context, Arrival, Context};
 
@@ -95,10 +95,10 @@ impl Pool {
     }
 
     pub(super) fn new<F: Fn(&mut Connection)>(settings: Builder, serve: F) -> Result<Self> {
-        let spec = birth::template_spec(&settings.keep);
+        let spec = template::template_spec(&settings.keep);
         let memory = settings.memory_limit;
         let open = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
-        let template = context::create(&spec, |start| birth::template(start, open, memory, &serve))?;
+        let template = context::create(&spec, |start| template::template(start, open, memory, &serve))?;
         let mut pool = Self {
             settings,
             template,
@@ -114,9 +114,9 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Begins a session with a connection, which is put into non-blocking mode, and lets it go on until it waits or ends.
-    /// The session gets a descriptor of its own: the caller's, for which it waits on behalf of the session, it may close
-    /// when the session has ended.
+    /// Begins a session with a connection, which is put into non-blocking mode, and lets it go on until it waits or
+    /// ends. The session gets a descriptor of its own: the caller's, for which it waits on behalf of the session, it
+    /// may close when the session has ended.
     ///
     /// A clean context serves; else a dirty one is cleaned, else one is made.
     ///
@@ -185,8 +185,8 @@ impl Pool {
     }
 
     /// Does one thing that will have to be done: cleans a dirty context, or makes one where fewer than
-    /// [`Builder::spare`] are clean. True where it did something, so that there may be more; call it when there is nothing
-    /// else to do.
+    /// [`Builder::spare`] are clean. True where it did something, so that there may be more; call it when there is
+    /// nothing else to do.
     ///
     /// # Errors
     /// Those of making a session: see [`Pool::begin`].
@@ -299,7 +299,7 @@ impl Pool {
     }
 
     /// What a member that works answers; whatever goes wrong is its end.
-    fn answer(&self, place: usize, order: Order) -> core::result::Result<Report, Ended> {
+    fn answer(&self, place: usize, order: Order) -> std::result::Result<Report, Ended> {
         self.order(place, order).map_err(|silence| match silence {
             Silence::Before => Ended::Lost,
             Silence::Now(ended) => ended,
@@ -307,7 +307,7 @@ impl Pool {
     }
 
     /// Switches to a member with an order.
-    fn order(&self, place: usize, order: Order) -> core::result::Result<Report, Silence> {
+    fn order(&self, place: usize, order: Order) -> std::result::Result<Report, Silence> {
         let Some(context) = self.context(place) else { return Err(Silence::Now(Ended::Lost)) };
         let limit = match order {
             Order::Begin | Order::Resume => self.settings.step_limit,
@@ -330,7 +330,7 @@ impl Pool {
     }
 
     /// Takes note of what a session said last.
-    fn conclude(&mut self, place: usize, answer: core::result::Result<Report, Ended>) -> Step {
+    fn conclude(&mut self, place: usize, answer: std::result::Result<Report, Ended>) -> Step {
         let ended = match answer {
             Ok(Report::Waits(interest)) => return Step::Waits(interest),
             Ok(Report::Finished) => {

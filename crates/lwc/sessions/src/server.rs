@@ -11,7 +11,7 @@ use rustix::time::Timespec;
 use super::Step;
 use super::error::{Error, Result};
 use super::pool::{Pool, SessionId};
-use super::words::Interest;
+use super::protocol::Interest;
 
 /// Names in the epoll instance beside those of sessions, whose serial numbers never are as high.
 const LISTENER: u64 = u64::MAX;
@@ -27,9 +27,9 @@ impl Pool {
     /// Serves connections to `listener` until `stop` is readable (a pipe, eventfd(2), signalfd(2) ...), or
     /// for ever.
     ///
-    /// A session begins when its connection has sent something ([`super::Builder::greets`]: at once). When all are in use,
-    /// nothing is accepted until one has ended: clients wait in the listener's backlog. `listener` is put into non-blocking
-    /// mode.
+    /// A session begins when its connection has sent something ([`super::Builder::greets`]: at once). When all are in
+    /// use, nothing is accepted until one has ended: clients wait in the listener's backlog. `listener` is put into
+    /// non-blocking mode.
     ///
     /// # Errors
     /// [`Error::System`]. That a session cannot be made is none as long as there are others.

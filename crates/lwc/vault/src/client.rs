@@ -1,13 +1,13 @@
 //! The program's side: who asks.
 //!
-//! A client has a [`Link`] to each twin of its own. Threads take links out of a pool, so that as many calls run at once as
-//! there are CPUs. After a fork, the pool is the parent's: the child begins with an empty one, and its first call makes it
-//! a twin.
+//! A client has a [`Link`] to each twin of its own. Threads take links out of a pool, so that as many calls run at once
+//! as there are CPUs. After a fork, the pool is the parent's: the child begins with an empty one, and its first call
+//! makes it a twin.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::{Partner, Woken};
@@ -16,7 +16,7 @@ use orrery_sys::descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use super::line::{ANYWHERE, Line, ROOM};
+use super::call_buffer::{ANYWHERE, CallBuffer, ROOM};
 use super::message::{self, LOAD_ROOM, Request};
 
 /// How long an answer may take. An RSA signature of 16384 bits takes less than a second.
@@ -55,7 +55,7 @@ struct Links {
 /// The way to one twin.
 #[derive(Debug)]
 struct Link {
-    line: Line,
+    line: CallBuffer,
     twin: OwnedFd,
     /// The twin ends when this is closed.
     _socket: OwnedFd,
@@ -85,7 +85,7 @@ impl From<Errno> for Failure {
 
 impl Client {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        let pool = AtomicPtr::new(core::ptr::null_mut());
+        let pool = AtomicPtr::new(std::ptr::null_mut());
         Self { socket: descriptors::raise(socket), pool, loads: AtomicU32::new(0) }
     }
 
@@ -141,13 +141,13 @@ impl Client {
             if pool.owner.is_here() {
                 return pool;
             }
-            // The parent's, copied. Its twins shall not live as long as we do; should a thread of the parent have had the
-            // lock at the fork, nobody will ever release it here.
+            // The parent's, copied. Its twins shall not live as long as we do; should a thread of the parent have had
+            // the lock at the fork, nobody will ever release it here.
             if let Ok(mut links) = pool.links.try_lock() {
                 links.free.clear();
             }
         }
-        let most = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
+        let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let (links, returned) = (Mutex::new(Links::default()), Condvar::new());
         let new = Box::into_raw(Box::new(Pool { owner: Creator::here(), most, links, returned }));
         match self.pool.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -190,13 +190,13 @@ impl Client {
             return Err(Failure::Errno(Errno::BADMSG));
         }
         let (twin, memory) = (fds.pop().ok_or(Errno::BADMSG)?, fds.pop().ok_or(Errno::BADMSG)?);
-        let line = Line::map(memory.as_fd())?;
+        let line = CallBuffer::map(memory.as_fd())?;
         let (twin, socket) = (descriptors::raise(twin), descriptors::raise(socket));
         Ok(Link { line, twin, _socket: socket, calls: 0, loads })
     }
 
-    /// A request that a keeper has taken is lost with it, and the next keeper knows nothing of it. A twin may be asked for
-    /// again: one that was made and not heard of ends by itself. What else is asked may be what the keeper died of.
+    /// A request that a keeper has taken is lost with it, and the next keeper knows nothing of it. A twin may be asked
+    /// for again: one that was made and not heard of ends by itself. What else is asked may be what the keeper died of.
     fn ask_for_twin(&self) -> Result<(Vec<u8>, Vec<OwnedFd>, OwnedFd), Failure> {
         for _ in 1..TRIES {
             match self.ask_with_socket(Request::Twin) {
@@ -305,8 +305,8 @@ impl Link {
                 return Ok(outcome);
             }
             let partner = Partner::Pidfd(self.twin.as_fd());
-            // On our CPU the twin, just woken, runs as soon as we yield, and at its end falls asleep, upon which we run: neither
-            // do we need to be woken, nor to ask before a sleep whether it lives.
+            // On our CPU the twin, just woken, runs as soon as we yield, and at its end falls asleep, upon which we
+            // run: neither do we need to be woken, nor to ask before a sleep whether it lives.
             let woken = if alone {
                 gate.wait_until(heard, || Some(end()), partner)
             } else {
@@ -339,7 +339,7 @@ mod tests {
             let Some(arrival) = message::receive_request(socket.as_fd()).unwrap() else { return count };
             count += 1;
             if count > deaths {
-                let (line, memory) = Line::make().unwrap();
+                let (line, memory) = CallBuffer::make().unwrap();
                 let own = rustix::process::pidfd_open(
                     rustix::process::getpid(),
                     rustix::process::PidfdFlags::empty(),

@@ -8,8 +8,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// Closes the calling process to debuggers and other processes of its user, for good, before it learns any secret:
 ///
-/// - `PR_SET_DUMPABLE` 0: no ptrace(2), process_vm_readv(2), `/proc/PID/mem`, pidfd_getfd(2) but with CAP_SYS_PTRACE, and
-///   no core. Forked twins inherit it.
+/// - `PR_SET_DUMPABLE` 0: no ptrace(2), process_vm_readv(2), `/proc/PID/mem`, pidfd_getfd(2) but with CAP_SYS_PTRACE,
+///   and no core. Forked twins inherit it.
 /// - RLIMIT_CORE 0, should anything make it dumpable again.
 /// - `PR_SET_NO_NEW_PRIVS`: no program that it could start has more rights than it.
 ///
@@ -21,8 +21,8 @@ pub(super) fn close() -> Result<(), Errno> {
     limit(Resource::Core, 0)
 }
 
-/// Keeps its memory from being swapped out, where the system allows to lock as much as it likes (mlockall(2)); locks are
-/// not inherited by fork.
+/// Keeps its memory from being swapped out, where the system allows to lock as much as it likes (mlockall(2)); locks
+/// are not inherited by fork.
 pub(super) fn lock_memory() {
     let all = Rlimit { current: None, maximum: None };
     let _ = rustix::process::setrlimit(Resource::Memlock, all);
@@ -40,9 +40,9 @@ pub(super) fn drop_capabilities() {
     let _ = rustix::thread::set_capabilities(None, sets);
 }
 
-/// Gives up what a twin has no use for, should a client find a hole in what serves it: writing to files, new processes and
-/// threads, and the system calls that lead to other files, processes or machines ([`FORBIDDEN`]), which say `EPERM` from now
-/// on. A twin works on memory and answers; that is all.
+/// Gives up what a twin has no use for, should a client find a hole in what serves it: writing to files, new processes
+/// and threads, and the system calls that lead to other files, processes or machines ([`FORBIDDEN`]), which say `EPERM`
+/// from now on. A twin works on memory and answers; that is all.
 pub(super) fn give_up() {
     let _ = limit(Resource::Fsize, 0);
     let _ = limit(Resource::Nproc, 0);

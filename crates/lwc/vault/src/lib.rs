@@ -10,9 +10,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Algorithm 3 of the paper, turned around: there, the program loads the secret, copies itself into the vault, and erases
-//! its own copy; here the secret is loaded *inside*, so the program never had it. Data go in and results come out as
-//! copies; neither side maps the other's memory.
+//! Algorithm 3 of the paper, turned around: there, the program loads the secret, copies itself into the vault, and
+//! erases its own copy; here the secret is loaded *inside*, so the program never had it. Data go in and results come
+//! out as copies; neither side maps the other's memory.
 //!
 //! # Who cannot read it
 //!
@@ -24,23 +24,24 @@
 //! # Who can
 //!
 //! The superuser, that is, whoever has CAP_SYS_PTRACE over the vault's process: **a program that runs as root must drop
-//! that before it meets an attacker**, as servers do when they change their user. Whoever can load code into the kernel.
-//! And nothing keeps a secret that `load` reads from a file secret, if the attacker can open that file: make it readable
-//! by root only, make the vault, then drop privileges. What `serve` answers is up to it: a vault that signs will sign
-//! for an attacker, too. Memory may be swapped out, unless the machine's swap is encrypted or off.
+//! that before it meets an attacker**, as servers do when they change their user. Whoever can load code into the
+//! kernel. And nothing keeps a secret that `load` reads from a file secret, if the attacker can open that file: make it
+//! readable by root only, make the vault, then drop privileges. What `serve` answers is up to it: a vault that signs
+//! will sign for an attacker, too. Memory may be swapped out, unless the machine's swap is encrypted or off.
 //!
 //! # Servers
 //!
-//! Such a vault belongs to one thread of one process. One that all processes of a forking server share is in [`shared`].
+//! Such a vault belongs to one thread of one process. One that all processes of a forking server share is in
+//! [`shared`].
 
+mod call_buffer;
 mod client;
 mod closed;
-mod keeper;
-mod line;
 mod message;
 pub mod shared;
+mod supervisor;
 
-use core::fmt::Display;
+use std::fmt::Display;
 
 use rustix::process::Pid;
 
@@ -69,24 +70,24 @@ pub enum NoVault {
 ///
 /// They answer by writing into `answer` and telling how many bytes. A function that panics ends its process: a twin is
 /// replaced then, and for a keeper its spare takes over.
-pub trait Keeper {
+pub trait VaultService {
     /// Loads what `request` says. The keeper calls it, one request at a time; twins that exist do not learn of it, but
     /// clients then ask for new ones by themselves.
     ///
     /// # Errors
     /// Whatever the caller is to be told.
-    fn load(&mut self, request: &[u8], answer: &mut [u8]) -> core::result::Result<usize, rustix::io::Errno>;
+    fn load(&mut self, request: &[u8], answer: &mut [u8]) -> std::result::Result<usize, rustix::io::Errno>;
 
     /// Serves a call, in a twin. What it changes here is seen by later calls of the same client, perhaps.
     ///
     /// # Errors
     /// Whatever the caller is to be told.
-    fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> core::result::Result<usize, rustix::io::Errno>;
+    fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> std::result::Result<usize, rustix::io::Errno>;
 
-    /// Drops what is not wanted any more. The keeper calls it whenever it is about to sleep, and then after the time that
-    /// it returned, if any. Zero says that something was dropped: the spare, which has it, too, is made anew, and this is
-    /// called again. Twins keep what they have.
-    fn tidy(&mut self) -> Option<core::time::Duration> {
+    /// Drops what is not wanted any more. The keeper calls it whenever it is about to sleep, and then after the time
+    /// that it returned, if any. Zero says that something was dropped: the spare, which has it, too, is made anew, and
+    /// this is called again. Twins keep what they have.
+    fn tidy(&mut self) -> Option<std::time::Duration> {
         None
     }
 }

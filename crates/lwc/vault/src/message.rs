@@ -1,12 +1,12 @@
 //! What is said over sockets: requests to the keeper, and its answers.
 //!
 //! Requests travel over the one socket that all processes of the program inherit, so nobody could tell whose an answer
-//! on it would be. Each request therefore brings the end of a fresh socket for its answer (SCM_RIGHTS in unix(7)); and the
-//! kernel, not the sender, says who sent it (SCM_CREDENTIALS). Both are `SOCK_SEQPACKET`: one datagram is one message, and
-//! the death of either side is an end of file.
+//! on it would be. Each request therefore brings the end of a fresh socket for its answer (SCM_RIGHTS in unix(7)); and
+//! the kernel, not the sender, says who sent it (SCM_CREDENTIALS). Both are `SOCK_SEQPACKET`: one datagram is one
+//! message, and the death of either side is an end of file.
 
-use core::mem::MaybeUninit;
 use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -129,8 +129,8 @@ pub(super) fn name_senders(socket: &OwnedFd) -> Result<(), Errno> {
 
 /// Receives a request; `None` at the end of file: nobody is left who could ask.
 ///
-/// It reads the credentials itself: a sender may have no process number here (0, where it lives in another PID namespace),
-/// for which rustix has no value.
+/// It reads the credentials itself: a sender may have no process number here (0, where it lives in another PID
+/// namespace), for which rustix has no value.
 pub(super) fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<Arrival>, Errno> {
     #[repr(C, align(8))]
     struct Control([u8; 256]);
@@ -138,7 +138,7 @@ pub(super) fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<Arrival>,
     let mut control = Control([0; 256]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: all zeros is a value of the structure.
-    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = control.0.as_mut_ptr().cast();

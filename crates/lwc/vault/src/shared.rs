@@ -1,15 +1,14 @@
 //! A vault for servers: one that all processes of a program share, those forked later included.
 //!
 //! ```standalone_crate
-//! use orrery_vault::shared::{Errno, Keeper, SharedVault};
+//! use orrery_vault::shared::{Errno, VaultService, SharedVault};
 //!
 //! struct Sum(Vec<u8>);
-//! impl Keeper for Sum {
+//! impl VaultService for Sum {
 //!     fn load(&mut self, key: &[u8], _answer: &mut [u8]) -> Result<usize, Errno> {
 //!         self.0 = key.to_vec(); // or read it from a file
 //!         Ok(0)
-//!     }
-//!     fn serve(&mut self, data: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
+//!     } fn serve(&mut self, data: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
 //!         answer[0] = self.0.iter().chain(data).fold(0, |a, b| a ^ b);
 //!         Ok(1)
 //!     }
@@ -39,29 +38,29 @@
 //! # Who may what
 //!
 //! Whoever holds the socket may ask for a twin, if it is of the user who made the vault, or of the first other user who
-//! came: servers change their user once. Only the former (and the superuser) may have something loaded. The kernel names
-//! the sender of each request; nothing that it says itself is believed.
+//! came: servers change their user once. Only the former (and the superuser) may have something loaded. The kernel
+//! names the sender of each request; nothing that it says itself is believed.
 //!
 //! # Deaths
 //!
 //! A twin ends with its client, and is replaced at the client's next call if it dies; a call that it died of is made
-//! once more. When the keeper dies, its spare takes over. When all processes of the program are gone, so are the vault's.
-//! Only if keeper and spare are killed at the same time is the vault gone ([`Error::Gone`]): twins that exist serve on,
-//! and whoever can load the secrets again makes a new vault.
+//! once more. When the keeper dies, its spare takes over. When all processes of the program are gone, so are the
+//! vault's. Only if keeper and spare are killed at the same time is the vault gone ([`Error::Gone`]): twins that exist
+//! serve on, and whoever can load the secrets again makes a new vault.
 
-use core::ffi::CStr;
-use core::time::Duration;
+use std::ffi::CStr;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use orrery_domain::copy::{Copied, Kin, copy_process};
 use orrery_domain::watch::last_errno;
 use orrery_sys::signals;
 use rustix::process::{WaitId, WaitIdOptions};
 
-pub use super::Keeper;
+pub use super::VaultService;
+pub use super::call_buffer::ROOM;
 use super::client::{Client, Failure};
-pub use super::line::ROOM;
 use super::message;
 pub use super::message::LOAD_ROOM;
 pub use rustix::io::Errno;
@@ -130,7 +129,7 @@ impl SharedVault {
     ///
     /// # Errors
     /// [`Error::NotAlone`] where the program has other threads; [`Error::Errno`].
-    pub fn fork<K: Keeper>(mut keeper: K) -> Result<Self, Error> {
+    pub fn fork<K: VaultService>(mut keeper: K) -> Result<Self, Error> {
         let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
         // A thread that was joined is still listed for a moment.
         let alone = (0..50).any(|_| count() == 1 || (std::thread::sleep(Duration::from_millis(1)), false).1);
@@ -139,7 +138,7 @@ impl SharedVault {
         }
         Self::start(|socket| {
             let socket = alone_with(socket)?;
-            super::keeper::keep(socket, &mut keeper)
+            super::supervisor::keep(socket, &mut keeper)
         })
     }
 
@@ -150,8 +149,8 @@ impl SharedVault {
     /// [`Error::Start`] where it cannot be started; [`Error::Errno`].
     pub fn exec(program: &CStr, arguments: &[&CStr]) -> Result<Self, Error> {
         let mut pointers: Vec<_> = arguments.iter().map(|argument| argument.as_ptr()).collect();
-        pointers.push(core::ptr::null());
-        let environment = [c"PATH=/usr/bin:/bin".as_ptr(), core::ptr::null()];
+        pointers.push(std::ptr::null());
+        let environment = [c"PATH=/usr/bin:/bin".as_ptr(), std::ptr::null()];
         let result = Self::start(|socket| {
             // Only system calls from here on: another thread may have had any lock at the fork.
             let socket = alone_with(socket)?;
@@ -162,7 +161,7 @@ impl SharedVault {
             }
             let errno = last_errno();
             // Through it, the failure is told.
-            core::mem::forget(socket);
+            std::mem::forget(socket);
             Err(errno)
         });
         result.map_err(|error| match error {
@@ -172,7 +171,7 @@ impl SharedVault {
     }
 
     /// Runs `body` in a process that is nobody's child. It returns only if it failed.
-    fn start(body: impl FnOnce(OwnedFd) -> Result<core::convert::Infallible, Errno>) -> Result<Self, Error> {
+    fn start(body: impl FnOnce(OwnedFd) -> Result<std::convert::Infallible, Errno>) -> Result<Self, Error> {
         let (ours, theirs) = message::pair()?;
         let mask = signals::block_all();
         // SAFETY: the copy runs async-signal-safe code only, but where the process has one thread.
@@ -226,7 +225,8 @@ impl SharedVault {
     /// Has the keeper load what `request` says, [`LOAD_ROOM`] bytes at most; gives its answer.
     ///
     /// # Errors
-    /// [`Error::Errno`] with what [`Keeper::load`] returned, `EPERM` for users who may not, `EMSGSIZE`; [`Error::Gone`].
+    /// [`Error::Errno`] with what [`VaultService::load`] returned, `EPERM` for users who may not, `EMSGSIZE`;
+    /// [`Error::Gone`].
     pub fn load(&self, request: &[u8]) -> Result<Vec<u8>, Error> {
         Ok(self.client.load(request)?)
     }
@@ -234,8 +234,8 @@ impl SharedVault {
     /// Has this process' twin serve `request`, [`ROOM`] bytes at most; gives how many bytes it answered.
     ///
     /// # Errors
-    /// [`Error::Errno`] with what [`Keeper::serve`] returned, `EMSGSIZE` where request or answer are too long; `EUSERS`
-    /// where there are too many twins; [`Error::Gone`], [`Error::TimedOut`].
+    /// [`Error::Errno`] with what [`VaultService::serve`] returned, `EMSGSIZE` where request or answer are too long;
+    /// `EUSERS` where there are too many twins; [`Error::Gone`], [`Error::TimedOut`].
     pub fn call(&self, request: &[u8], answer: &mut [u8]) -> Result<usize, Error> {
         Ok(self.client.call(request, answer)?)
     }
@@ -247,7 +247,7 @@ impl SharedVault {
 ///
 /// # Errors
 /// [`Error::NoVault`].
-pub fn become_vault<K: Keeper>(mut keeper: K) -> Error {
+pub fn become_vault<K: VaultService>(mut keeper: K) -> Error {
     // SAFETY: asks about a number; nothing is done to it unless it is a socket, which its starter left for us.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(SOCKET) };
     if rustix::net::sockopt::socket_type(socket) != Ok(rustix::net::SocketType::SEQPACKET) {
@@ -256,11 +256,11 @@ pub fn become_vault<K: Keeper>(mut keeper: K) -> Error {
     // SAFETY: ours from now on.
     let socket = unsafe { OwnedFd::from_raw_fd(SOCKET) };
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
-    super::keeper::keep(socket, &mut keeper)
+    super::supervisor::keep(socket, &mut keeper)
 }
 
-/// Closes all files but the socket, which becomes descriptor 3, and gives the process an empty standard input and output.
-/// Async-signal-safe.
+/// Closes all files but the socket, which becomes descriptor 3, and gives the process an empty standard input and
+/// output. Async-signal-safe.
 fn alone_with(socket: OwnedFd) -> Result<OwnedFd, Errno> {
     // SAFETY: system calls on numbers; all handles of the program's are copies in this process that nobody uses again.
     unsafe {
@@ -278,7 +278,7 @@ fn alone_with(socket: OwnedFd) -> Result<OwnedFd, Errno> {
             libc::dup2(null_up, number);
         }
         libc::dup3(socket_up, SOCKET, libc::O_CLOEXEC);
-        core::mem::forget(socket);
+        std::mem::forget(socket);
         if libc::syscall(libc::SYS_close_range, SOCKET + 1, u32::MAX, 0) < 0 {
             for number in SOCKET + 1..4096 {
                 libc::close(number);
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn a_program_that_nobody_started_as_a_vault_is_none() {
         struct Nothing;
-        impl Keeper for Nothing {
+        impl VaultService for Nothing {
             fn load(&mut self, _: &[u8], _: &mut [u8]) -> Result<usize, Errno> {
                 Ok(0)
             }

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use orrery_vault::Keeper;
+use orrery_vault::VaultService;
 use orrery_vault::shared::{Errno, Error, LOAD_ROOM, ROOM, SharedVault};
 
 /// Answers a request with what was loaded, or does what its first byte says.
@@ -17,7 +17,7 @@ struct Parrot {
     loaded: Vec<u8>,
 }
 
-impl Keeper for Parrot {
+impl VaultService for Parrot {
     fn load(&mut self, request: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
         match request {
             b"die" => std::process::abort(),
@@ -296,7 +296,7 @@ fn signals_of_the_terminal_do_not_reach_it() {
 fn become_user(id: u32) {
     // SAFETY: changes the user of this process, which has one thread.
     unsafe {
-        assert_eq!(libc::setgroups(0, core::ptr::null()), 0);
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setresgid(id, id, id), 0);
         assert_eq!(libc::setresuid(id, id, id), 0);
     }
@@ -366,14 +366,14 @@ fn twins_reach_nothing_else() {
 }
 
 fn number_of_address(text: &[u8]) -> usize {
-    core::str::from_utf8(text).unwrap().parse().unwrap()
+    std::str::from_utf8(text).unwrap().parse().unwrap()
 }
 
 /// Tries all ways into another process.
 fn is_closed(pid: i32, address: usize) -> bool {
     let mut byte = 0_u8;
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let remote = libc::iovec { iov_base: core::ptr::without_provenance_mut(address), iov_len: 1 };
+    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: 1 };
     // SAFETY: reads one byte into a byte, if it may.
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } == -1;
     // SAFETY: it would stop the other process, which the test then notices.

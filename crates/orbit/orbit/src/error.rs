@@ -133,7 +133,7 @@ pub enum Error {
         fault: Fault,
     },
     /// The orbit is dead, and by its policy stays so.
-    #[error("orbit {orbit} is dead ({fault}) and is not restarted{}: create it anew", after(*restarts))]
+    #[error("orbit {orbit} is dead ({fault}) and is not restarted{}: create it again", after(*restarts))]
     Dead {
         /// The orbit's name.
         orbit: String,
@@ -196,7 +196,10 @@ pub enum Error {
         address: usize,
     },
     /// The name of an orbit.
-    #[error("{name:?} cannot be the name of an orbit: take 1 to 50 characters without control characters")]
+    #[error(
+        "\"{}\" cannot be the name of an orbit: take 1 to 50 characters without control characters",
+        name.escape_debug()
+    )]
     Name {
         /// The name.
         name: String,

@@ -1,20 +1,21 @@
 //! A program's connection to the store.
 
 use std::fs::File;
-use std::io::{self, Seek as _};
+use std::io::{self, IoSlice, Seek as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use orrery_sys::scm;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use orrery_orc_wire::packet;
 use orrery_orc_wire::protocol::{
-    Content, EXECUTABLE, INLINE, LONGEST, Piece, PieceAnswer, Refusal, Reply, Request, decode_reply,
+    Content, EXECUTABLE, FileRange, FileRangeReply, MAX_INLINE, MAX_MESSAGE, Refusal, Reply, Request,
+    decode_reply,
 };
 use orrery_orc_wire::report::Report;
 use orrery_orc_wire::{ObjectId, SOCKET, default_directory, protocol, sealed_file};
@@ -22,44 +23,44 @@ use orrery_orc_wire::{ObjectId, SOCKET, default_directory, protocol, sealed_file
 use crate::error::{Error, Result};
 use crate::object::{Hold, Object};
 
-/// How long an answer may take. The largest objects need a second; a store that starts again needs less.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How often one asks again where the store is busy, in pauses that grow from a millisecond.
+/// How long a reply may take. The largest objects need a second, a restart of the store less.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a request is repeated while the store is busy, in pauses that grow from a millisecond.
 const ATTEMPTS: u32 = 12;
 
-/// What a new object is to be.
+/// Properties of a new object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(u32);
 
 impl Flags {
     /// It may be mapped executable; the store's policy has to allow it.
     pub const EXECUTABLE: Self = Self(EXECUTABLE);
-    /// It is for everybody, whatever their trust domain; for the superuser and whom the store trusts.
+    /// It is shared by all trust domains; for root, the store's user, and users that the store names.
     pub const PUBLIC: Self = Self(protocol::PUBLIC);
-    /// It has pages of its own, however small it is.
-    pub const ALONE: Self = Self(protocol::ALONE);
+    /// It has pages of its own, even if it is small.
+    pub const OWN_PAGES: Self = Self(protocol::OWN_PAGES);
 
-    /// None.
+    /// Returns no flags.
     pub const fn none() -> Self {
         Self(0)
     }
 
-    /// Flags from their bits; `None` where there are others among them.
+    /// Returns the flags of these bits; `None` if there are unknown ones.
     pub fn from_bits(bits: u32) -> Option<Self> {
         (bits & !protocol::FLAGS == 0).then_some(Self(bits))
     }
 
-    /// These and those.
+    /// Returns both sets of flags.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// A connection to the store. Clones share it; threads may use it at the same time, one after the other.
+/// A connection to the store. Clones share it; threads may use it concurrently, one request at a time.
 ///
-/// After a fork the child makes a connection of its own at its first request. Objects that it inherited stay held for as long as
-/// it or its parent lives.
+/// After fork(2) the child opens a connection of its own with its first request. Objects that it inherited stay held as long as
+/// the child or its parent lives.
 #[derive(Clone, Debug)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -68,22 +69,22 @@ pub struct Client {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
-    line: Mutex<Line>,
+    connection: Mutex<Connection>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct Connection {
     socket: OwnedFd,
     /// The process that connected.
     process: u32,
     tag: u64,
     buffer: Vec<u8>,
-    /// Which connection this is, counted from 0.
+    /// The number of this connection, counted from 0.
     generation: u64,
 }
 
-/// An answer with what came with it.
-struct Answer {
+/// A reply with its descriptors.
+struct Response {
     reply: Reply,
     descriptors: Vec<OwnedFd>,
     generation: u64,
@@ -98,24 +99,24 @@ impl Client {
         Self::connect_to(&default_directory())
     }
 
-    /// Connects to the store in `directory`, or at `directory` where that is a socket itself (a tenant's). The process at the
-    /// other end must belong to the superuser or to this user.
+    /// Connects to the store in `directory`, or at `directory` if that is a socket itself. The process at the other end must
+    /// belong to root or to this user.
     ///
     /// # Errors
     /// [`Error::Connect`], [`Error::Owner`].
     pub fn connect_to(directory: &Path) -> Result<Self> {
         let path = if directory.is_dir() { directory.join(SOCKET) } else { directory.to_owned() };
-        let line = Line {
-            socket: dial(&path)?,
+        let connection = Connection {
+            socket: connect_socket(&path)?,
             process: std::process::id(),
             tag: 0,
-            buffer: vec![0; LONGEST],
+            buffer: vec![0; MAX_MESSAGE],
             generation: 0,
         };
-        Ok(Self { shared: Arc::new(Shared { path, line: Mutex::new(line) }) })
+        Ok(Self { shared: Arc::new(Shared { path, connection: Mutex::new(connection) }) })
     }
 
-    /// Gives `bytes` to the store, which copies them, and has the object.
+    /// Registers `bytes`, which the store copies, and returns the object.
     ///
     /// # Errors
     /// [`Error::Refused`]: quota, size, policy. [`Error::Broken`].
@@ -123,7 +124,7 @@ impl Client {
         self.register_expecting(bytes, flags, None)
     }
 
-    /// Like [`Client::register`], and has the store check the name.
+    /// Like [`Client::register`]; the store also checks the name.
     ///
     /// # Errors
     /// Those of `register`; [`Refusal::Mismatch`].
@@ -134,29 +135,29 @@ impl Client {
         expected: Option<ObjectId>,
     ) -> Result<Object> {
         let operation = "register an object";
-        let carrier;
+        let memory;
         let descriptors: &[BorrowedFd<'_>];
         let one;
-        let content = if bytes.len() <= INLINE {
+        let content = if bytes.len() <= MAX_INLINE {
             descriptors = &[];
             Content::Inline(bytes)
         } else {
-            carrier = carry(bytes)?;
-            one = [carrier.as_fd()];
+            memory = memory_file(bytes)?;
+            one = [memory.as_fd()];
             descriptors = &one;
             Content::Descriptor { length: bytes.len() as u64 }
         };
         let request = Request::Register { flags: flags.0, expected, content };
-        let answer = self.ask(operation, &request, descriptors)?;
-        let object = self.take(operation, answer)?;
-        // The name is what was asked for in effect: a store that mixed objects up is not to be believed.
+        let response = self.request_reply(operation, &request, descriptors)?;
+        let object = self.object_from(operation, response)?;
+        // A store that mixes objects up is not believed.
         if expected.is_some_and(|expected| expected != object.id()) || object.len() != bytes.len() {
             return Err(Error::WrongBytes { id: object.id() });
         }
         Ok(object)
     }
 
-    /// Gives the first `length` bytes of a memory file to the store, which copies them.
+    /// Registers the first `length` bytes of a memory file, which the store copies.
     ///
     /// # Errors
     /// Those of [`Client::register`]; [`Refusal::Descriptor`], [`Refusal::Changed`].
@@ -164,15 +165,15 @@ impl Client {
         let operation = "register a memory file";
         let content = Content::Descriptor { length };
         let request = Request::Register { flags: flags.0, expected: None, content };
-        let answer = self.ask(operation, &request, &[memory])?;
-        self.take(operation, answer)
+        let response = self.request_reply(operation, &request, &[memory])?;
+        self.object_from(operation, response)
     }
 
-    /// Has the object of the bytes that a file has now: one copy for all files that have the same ones. For models, dictionaries,
-    /// tables, which programs map instead of reading them. What was cached of the file is given back to the kernel.
+    /// Returns the object of the bytes that a file has now: one copy for all files with the same bytes. This is for models,
+    /// dictionaries and tables, which programs map instead of reading them. The cached pages of the file are dropped.
     ///
     /// # Errors
-    /// [`Error::System`] where the file cannot be read; those of [`Client::register`].
+    /// [`Error::System`] if the file cannot be read; those of [`Client::register`].
     pub fn open(&self, path: &Path) -> Result<Object> {
         fn failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
             move |error| Error::System {
@@ -191,7 +192,7 @@ impl Client {
                 let mut memory = File::from(memory);
                 file.rewind().map_err(failed("read a file to be shared"))?;
                 let length = io::copy(&mut file, &mut memory).map_err(failed("copy a file to be shared"))?;
-                self.register_file(memory.as_fd(), length, Flags::ALONE)
+                self.register_file(memory.as_fd(), length, Flags::OWN_PAGES)
             }
             other => other,
         }?;
@@ -199,186 +200,185 @@ impl Client {
         Ok(object)
     }
 
-    /// Has the object of this name, if this trust domain or the public has it.
+    /// Returns the object of this name, if it is public or this trust domain has it.
     ///
     /// # Errors
     /// [`Refusal::NotFound`]; [`Error::NotSealed`], [`Error::Broken`].
     pub fn request(&self, id: ObjectId) -> Result<Object> {
         let operation = "request an object";
-        let answer = self.ask(operation, &Request::Request(id), &[])?;
-        let object = self.take(operation, answer)?;
+        let response = self.request_reply(operation, &Request::Request(id), &[])?;
+        let object = self.object_from(operation, response)?;
         if object.id() == id { Ok(object) } else { Err(Error::WrongBytes { id }) }
     }
 
-    /// Has the objects that have the bytes of these pieces of files, each with a descriptor that is open for reading; the store
-    /// reads what it does not know. At most [`MOST_PIECES`](protocol::MOST_PIECES).
+    /// Returns the objects with the bytes of these ranges of files, each with a descriptor that is open for reading; the store
+    /// reads what it does not know. There may be at most [`MAX_FDS`](protocol::MAX_FDS) ranges.
     ///
-    /// Gives what was said of each piece, and the memory files of those that there are, in order.
+    /// The result is a reply to each range, and the files of those that have an object, in order.
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::Broken`], [`Error::NotSealed`].
-    pub fn files(&self, pieces: &[(Piece, BorrowedFd<'_>)]) -> Result<(Vec<PieceAnswer>, Vec<OwnedFd>)> {
-        let operation = "request pieces of files";
-        let descriptors: Vec<BorrowedFd<'_>> = pieces.iter().map(|(_, fd)| *fd).collect();
-        let request = Request::Files(pieces.iter().map(|(piece, _)| *piece).collect());
-        let Answer { reply, descriptors, .. } = self.ask(operation, &request, &descriptors)?;
-        let Reply::Pieces(answers) = reply else { return Err(nonsense(operation)) };
-        let good = answers.iter().filter(|answer| answer.refusal.is_none()).count();
-        if good != descriptors.len() || answers.len() != pieces.len() {
-            return Err(nonsense(operation));
+    pub fn files(
+        &self,
+        ranges: &[(FileRange, BorrowedFd<'_>)],
+    ) -> Result<(Vec<FileRangeReply>, Vec<OwnedFd>)> {
+        let operation = "request ranges of files";
+        let descriptors: Vec<BorrowedFd<'_>> = ranges.iter().map(|(_, fd)| *fd).collect();
+        let request = Request::Files(ranges.iter().map(|(range, _)| *range).collect());
+        let Response { reply, descriptors, .. } = self.request_reply(operation, &request, &descriptors)?;
+        let Reply::FileRanges(replies) = reply else { return Err(malformed(operation)) };
+        let good = replies.iter().filter(|response| response.refusal.is_none()).count();
+        if good != descriptors.len() || replies.len() != ranges.len() {
+            return Err(malformed(operation));
         }
-        let served = answers.iter().zip(pieces).filter(|(answer, _)| answer.refusal.is_none());
-        for ((answer, (piece, _)), fd) in served.zip(&descriptors) {
-            let end = answer.offset.saturating_add(piece.length);
-            if sealed_file::strength(fd.as_fd(), end).is_none() {
+        let served = replies.iter().zip(ranges).filter(|(response, _)| response.refusal.is_none());
+        for ((response, (range, _)), fd) in served.zip(&descriptors) {
+            let end = response.offset.saturating_add(range.length);
+            if sealed_file::immutability(fd.as_fd(), end).is_none() {
                 return Err(Error::NotSealed { id: ObjectId([0; 32]) });
             }
         }
-        Ok((answers, descriptors))
+        Ok((replies, descriptors))
     }
 
-    /// What the store tells of itself, as far as this process may know.
+    /// Returns the store's report, as far as this process may know it.
     ///
     /// # Errors
     /// [`Error::Broken`].
     pub fn report(&self) -> Result<Report> {
         let operation = "ask for a report";
-        let Answer { reply, mut descriptors, .. } = self.ask(operation, &Request::Report, &[])?;
+        let Response { reply, mut descriptors, .. } = self.request_reply(operation, &Request::Report, &[])?;
         let (Reply::Report { length }, Some(fd)) = (reply, descriptors.pop()) else {
-            return Err(nonsense(operation));
+            return Err(malformed(operation));
         };
         let mut text = vec![0; usize::try_from(length).unwrap_or(0).min(1 << 30)];
         let mut filled = 0;
         while filled < text.len() {
             match rustix::io::retry_on_intr(|| rustix::io::pread(&fd, &mut text[filled..], filled as u64)) {
-                Ok(0) | Err(_) => return Err(nonsense(operation)),
+                Ok(0) | Err(_) => return Err(malformed(operation)),
                 Ok(count) => filled += count,
             }
         }
         serde_json::from_slice(&text).map_err(|error| Error::Broken { operation, source: error.into() })
     }
 
-    /// One hold less. `generation` is the connection through which the hold was had: with that connection all its holds have
-    /// gone.
+    /// Drops a hold that was given through the connection `generation`. If there is a new connection, the hold has gone with the
+    /// old one.
     pub(crate) fn release(&self, id: ObjectId, generation: u64) -> Result<()> {
         let operation = "release an object";
-        let mut line = self.line();
-        if line.generation != generation || line.process != std::process::id() {
+        let mut connection = self.connection();
+        if connection.generation != generation || connection.process != std::process::id() {
             return Ok(());
         }
-        match line.exchange(operation, &Request::Release(id), &[])?.reply {
+        match connection.exchange(operation, &Request::Release(id), &[])?.reply {
             Reply::Released => Ok(()),
             Reply::Refused(refusal) => Err(Error::Refused { operation, refusal }),
-            _ => Err(nonsense(operation)),
+            _ => Err(malformed(operation)),
         }
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.shared.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(
+    fn request_reply(
         &self,
         operation: &'static str,
         request: &Request<'_>,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<Answer> {
+    ) -> Result<Response> {
         let mut attempt = 0;
         loop {
-            let mut line = self.line();
-            if line.process != std::process::id() {
-                self.redial(&mut line)?;
+            let mut connection = self.connection();
+            if connection.process != std::process::id() {
+                self.reconnect(&mut connection)?;
             }
-            let answer = match line.exchange(operation, request, descriptors) {
-                // The store ended and was started anew by hand.
+            let response = match connection.exchange(operation, request, descriptors) {
+                // The store has ended, and a new one may have been started.
                 Err(Error::Broken { source, .. }) if source.kind() != io::ErrorKind::InvalidData => {
-                    self.redial(&mut line)?;
-                    line.exchange(operation, request, descriptors)?
+                    self.reconnect(&mut connection)?;
+                    connection.exchange(operation, request, descriptors)?
                 }
                 other => other?,
             };
-            drop(line);
-            match answer.reply {
+            drop(connection);
+            match response.reply {
                 Reply::Refused(Refusal::Busy) if attempt < ATTEMPTS => {
                     std::thread::sleep(Duration::from_millis(1 << attempt.min(8)));
                     attempt += 1;
                 }
                 Reply::Refused(refusal) => return Err(Error::Refused { operation, refusal }),
-                _ => return Ok(answer),
+                _ => return Ok(response),
             }
         }
     }
 
-    fn redial(&self, line: &mut Line) -> Result<()> {
-        // In a forked child this closes a duplicate: the parent's connection stays.
-        line.socket = dial(&self.shared.path)?;
-        line.process = std::process::id();
-        line.generation += 1;
+    fn reconnect(&self, connection: &mut Connection) -> Result<()> {
+        // In a forked child this closes a duplicate: the parent keeps its connection.
+        connection.socket = connect_socket(&self.shared.path)?;
+        connection.process = std::process::id();
+        connection.generation += 1;
         Ok(())
     }
 
-    fn take(&self, operation: &'static str, answer: Answer) -> Result<Object> {
-        let Answer { reply: Reply::Handle(handle), mut descriptors, generation } = answer else {
-            return Err(nonsense(operation));
+    fn object_from(&self, operation: &'static str, response: Response) -> Result<Object> {
+        let Response { reply: Reply::Handle(handle), mut descriptors, generation } = response else {
+            return Err(malformed(operation));
         };
-        let fd = descriptors.pop().ok_or_else(|| nonsense(operation))?;
+        let fd = descriptors.pop().ok_or_else(|| malformed(operation))?;
         let held = Hold { client: self.clone(), generation, id: handle.id };
         Object::new(held, handle, fd)
     }
 }
 
-impl Line {
-    /// Sends a request and waits for its answer; sends it again where the store was replaced meanwhile.
+impl Connection {
+    /// Sends a request and waits for the reply; repeats it if the store was restarted meanwhile.
     fn exchange(
         &mut self,
         operation: &'static str,
         request: &Request<'_>,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<Answer> {
+    ) -> Result<Response> {
         let broken = |errno: rustix::io::Errno| Error::Broken { operation, source: errno.into() };
         self.tag += 1;
         let message = request.encode(self.tag);
         let mut sent = false;
         loop {
             if !sent {
-                packet::send(self.socket.as_fd(), &message, descriptors, SendFlags::empty())
+                scm::send(self.socket.as_fd(), &[IoSlice::new(&message)], descriptors, SendFlags::empty())
                     .map_err(broken)?;
                 sent = true;
             }
             let packet =
-                packet::receive(self.socket.as_fd(), &mut self.buffer, RecvFlags::empty()).map_err(broken)?;
+                scm::receive(self.socket.as_fd(), &mut self.buffer, protocol::MAX_FDS, RecvFlags::empty())
+                    .map_err(broken)?;
             if packet.length == 0 {
                 let source = io::Error::new(io::ErrorKind::ConnectionReset, "it was closed");
                 return Err(Error::Broken { operation, source });
             }
             let bytes = self.buffer.get(..packet.length).unwrap_or_default();
             match decode_reply(bytes) {
-                _ if packet.cut => return Err(Error::System { operation, errno: rustix::io::Errno::MFILE }),
+                _ if packet.truncated => {
+                    return Err(Error::System { operation, errno: rustix::io::Errno::MFILE });
+                }
                 Some((0, Reply::Restarted)) => sent = false,
                 Some((tag, reply)) if tag == self.tag => {
-                    return Ok(Answer {
-                        reply,
-                        descriptors: packet.descriptors,
-                        generation: self.generation,
-                    });
+                    return Ok(Response { reply, descriptors: packet.fds, generation: self.generation });
                 }
-                // A second answer to what was asked twice.
+                // This is a second reply to a request that was repeated.
                 Some(_) => {}
-                None => return Err(nonsense(operation)),
+                None => return Err(malformed(operation)),
             }
         }
     }
 }
 
-fn nonsense(operation: &'static str) -> Error {
-    Error::Broken {
-        operation,
-        source: io::Error::new(io::ErrorKind::InvalidData, "the answer makes no sense"),
-    }
+fn malformed(operation: &'static str) -> Error {
+    Error::Broken { operation, source: io::Error::new(io::ErrorKind::InvalidData, "the reply is malformed") }
 }
 
-/// Connects, and looks who is there.
-fn dial(path: &Path) -> Result<OwnedFd> {
+/// Connects to a socket, and checks whose process listens there.
+fn connect_socket(path: &Path) -> Result<OwnedFd> {
     let failed = |errno: rustix::io::Errno| Error::Connect { path: path.to_owned(), source: errno.into() };
     let address = if path.as_os_str().as_bytes().is_empty() {
         Err(rustix::io::Errno::NOENT)
@@ -389,9 +389,9 @@ fn dial(path: &Path) -> Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
-    // Connecting may take as long as sending: a store that hangs soon has more callers than it listens to.
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).map_err(failed)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
+    // The timeout of sending also bounds connecting: the queue of a store that hangs fills up.
+    set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT)).map_err(failed)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT)).map_err(failed)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(failed)?;
     let uid = socket_peercred(&socket).map_err(failed)?.uid;
     if !uid.is_root() && uid != rustix::process::geteuid() {
@@ -400,16 +400,16 @@ fn dial(path: &Path) -> Result<OwnedFd> {
     Ok(orrery_sys::descriptors::raise(socket))
 }
 
-/// A memory file with these bytes, for the journey to the store.
-fn carry(bytes: &[u8]) -> Result<OwnedFd> {
-    let failed = |errno| Error::System { operation: "carry an object to the store", errno };
+/// Creates a memory file with these bytes, to be sent to the store.
+fn memory_file(bytes: &[u8]) -> Result<OwnedFd> {
+    let failed = |errno| Error::System { operation: "copy an object for the store", errno };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("orc:new", flags).map_err(failed)?;
     let mut written = 0;
     while written < bytes.len() {
         written += rustix::io::retry_on_intr(|| rustix::io::write(&fd, &bytes[written..])).map_err(failed)?;
     }
-    // Not needed, as the store copies: it only shows good will.
+    // The store copies the bytes, so this is not necessary.
     let _ = rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE);
     Ok(fd)
 }

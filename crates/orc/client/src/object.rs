@@ -1,19 +1,19 @@
-//! An object in a program's hands: a capability, and mappings of it.
+//! Objects and mappings of them.
 
-use core::ops::Deref;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 use orrery_orc_wire::ObjectId;
 use orrery_orc_wire::protocol::{EXECUTABLE, Handle, PUBLIC};
-use orrery_orc_wire::sealed_file::{Strength, Window, strength};
+use orrery_orc_wire::sealed_file::{FileMapping, Immutability, immutability};
 use orrery_sys::PAGE;
 
 use crate::client::Client;
 use crate::error::{Error, Result};
 
-/// A hold, which ends when it is dropped.
+/// A hold on an object, which is released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) client: Client,
@@ -28,14 +28,14 @@ impl Drop for Hold {
     }
 }
 
-/// A read-only descriptor of bytes that never change, with bounds. As long as there is one, the store keeps the object; mappings
-/// live longer than it, if need be, as the kernel keeps them.
+/// A read-only descriptor of bytes that never change. The store keeps the object as long as a client has it. Mappings may outlive
+/// this, and the store: the kernel keeps their pages.
 #[derive(Debug)]
 pub struct Object {
     handle: Handle,
     length: usize,
     fd: OwnedFd,
-    strength: Strength,
+    immutability: Immutability,
     _hold: Hold,
 }
 
@@ -43,49 +43,51 @@ impl Object {
     pub(crate) fn new(hold: Hold, handle: Handle, fd: OwnedFd) -> Result<Self> {
         let bad = Error::NotSealed { id: handle.id };
         let Some(end) = handle.offset.checked_add(handle.length) else { return Err(bad) };
-        let (Some(strength), Ok(length)) = (strength(fd.as_fd(), end), usize::try_from(handle.length)) else {
+        let (Some(immutability), Ok(length)) =
+            (immutability(fd.as_fd(), end), usize::try_from(handle.length))
+        else {
             return Err(bad);
         };
         if length == 0 {
             return Err(bad);
         }
-        Ok(Self { handle, length, fd, strength, _hold: hold })
+        Ok(Self { handle, length, fd, immutability, _hold: hold })
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn id(&self) -> ObjectId {
         self.handle.id
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Never: there are no empty objects.
+    /// Returns false: there are no empty objects.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Where it begins in its memory file: small objects share pages.
+    /// Returns its offset in its file: small objects share pages.
     pub fn offset(&self) -> u64 {
         self.handle.offset
     }
 
-    /// Whether it may be mapped executable.
+    /// Returns whether it may be mapped executable.
     pub fn is_executable(&self) -> bool {
         self.handle.flags & EXECUTABLE != 0
     }
 
-    /// Whether it is everybody's.
+    /// Returns whether it is shared by all trust domains.
     pub fn is_public(&self) -> bool {
         self.handle.flags & PUBLIC != 0
     }
 
-    /// Whether nobody at all can change it. Small objects in a file that still takes in others are only safe from everybody but
-    /// the store.
-    pub fn is_sealed_for_good(&self) -> bool {
-        self.strength == Strength::ForGood
+    /// Returns whether nobody can change it, not even the store. The store can still write to a file that takes in small objects,
+    /// but not to the bytes of those that it has handed out.
+    pub fn is_permanent(&self) -> bool {
+        self.immutability == Immutability::Permanent
     }
 
     /// Maps it for reading.
@@ -111,14 +113,14 @@ impl Object {
         let page = PAGE as u64;
         let start = self.handle.offset / page * page;
         let skip = usize::try_from(self.handle.offset - start).unwrap_or(0);
-        // Private, so that debuggers can set breakpoints in copies of their own.
+        // The mapping is private, so that a debugger can set breakpoints in copies of the pages.
         let flags = MapFlags::PRIVATE | more;
-        let window = Window::at(self.fd.as_fd(), start, skip + self.length, access, flags)
+        let mapping = FileMapping::at(self.fd.as_fd(), start, skip + self.length, access, flags)
             .map_err(Error::system("map an object"))?;
-        Ok(Mapping { window, skip, length: self.length })
+        Ok(Mapping { mapping, skip, length: self.length })
     }
 
-    /// Hashes all of it and compares with its name: the store need not be believed.
+    /// Checks that the hash of its bytes is its name, without trusting the store.
     ///
     /// # Errors
     /// [`Error::WrongBytes`]; those of [`Object::map`].
@@ -134,17 +136,17 @@ impl AsFd for Object {
     }
 }
 
-/// An object in memory, until it is dropped.
+/// A mapping of an object, which is unmapped when it is dropped.
 #[derive(Debug)]
 pub struct Mapping {
-    window: Window,
+    mapping: FileMapping,
     skip: usize,
     length: usize,
 }
 
 impl Mapping {
-    pub(crate) fn into_window(self) -> Window {
-        self.window
+    pub(crate) fn into_file_mapping(self) -> FileMapping {
+        self.mapping
     }
 }
 
@@ -152,8 +154,8 @@ impl Deref for Mapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window covers `skip + length` bytes of a file that cannot shrink and whose bytes cannot change; it
-        // stays mapped as long as `self`.
-        unsafe { core::slice::from_raw_parts(self.window.start().as_ptr().add(self.skip), self.length) }
+        // SAFETY: the mapping covers `skip + length` bytes of a file that cannot shrink and whose bytes cannot change, and it
+        // lasts as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.mapping.start().as_ptr().add(self.skip), self.length) }
     }
 }

@@ -1,8 +1,8 @@
-//! Bytes out of descriptors that clients send, which may be anything and may change under the reader's hands.
+//! Reads descriptors that clients send, which may be of any kind and whose bytes may change meanwhile.
 //!
-//! The bytes are read into the memory that will be sealed, and hashed there, where nobody else can write: what was hashed
-//! is what is handed out. They are read by pread(2), never through a mapping of the client's file, which could
-//! be cut short under us.
+//! The bytes are read into the file that will be sealed, and hashed there, because nobody else can write to it: what was
+//! hashed is what is handed out. They are read by pread(2), never through a mapping of the client's file, which the client
+//! could truncate.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -14,22 +14,22 @@ use rustix::fs::{FileType, OFlags, Stat, StatVfsMountFlags};
 
 use crate::named::index;
 use crate::objects::backing_file::exhausted;
-use crate::trust_domain::Realm;
+use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
-use orrery_orc_wire::protocol::{Piece, Refusal};
-use orrery_orc_wire::sealed_file::Draft;
+use orrery_orc_wire::protocol::{FileRange, Refusal};
+use orrery_orc_wire::sealed_file::UnsealedFile;
 use orrery_sys::PAGE;
 
-/// The shortest piece that is worth a file of its own.
-const ON_DISK: usize = 256 << 10;
+/// Shorter objects without names lie in memory, even if there is a disk.
+const MIN_ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
 const CHUNK: usize = 1 << 20;
-/// How long a file may take to be read.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How many readers of a realm may hang before it is told no.
-const MOST_STUCK: usize = 2;
+/// How long reading a file may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// How many readers of a trust domain may hang before it is refused.
+const MAX_STUCK: usize = 2;
 
-/// File systems that answer by themselves (statfs(2)): ext2 to ext4, XFS, Btrfs, tmpfs, ramfs, overlayfs, squashfs, EROFS,
+/// File systems that reply by themselves (statfs(2)): ext2 to ext4, XFS, Btrfs, tmpfs, ramfs, overlayfs, squashfs, EROFS,
 /// F2FS, ZFS, bcachefs, ISO 9660.
 const LOCAL: [u64; 12] = [
     0xef53,
@@ -47,32 +47,35 @@ const LOCAL: [u64; 12] = [
 ];
 const TMPFS: u64 = 0x0102_1994;
 
-/// Where copies are put.
+/// Where a copy is created.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
-    /// The folder of objects that have names; where there is none, or no room in it, the next.
+pub(crate) struct CopyDestination {
+    /// The directory of objects with names; the next one serves if there is none, or no room in it.
     pub(crate) named: Option<PathBuf>,
-    /// The folder on disk for large ones that have none; else memory serves.
+    /// The directory on disk for large objects without names; memory serves if there is none.
     pub(crate) disk: Option<PathBuf>,
 }
 
-impl Places {
-    /// Room for `length` bytes.
-    pub(crate) fn draft(&self, label: &str, length: usize) -> Result<Draft, Refusal> {
-        let named = self.named.as_deref().map(|folder| Draft::named(folder, length));
-        if let Some(Ok(draft)) = named {
-            return Ok(draft);
+impl CopyDestination {
+    /// Creates a file for `length` bytes.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`].
+    pub(crate) fn create(&self, label: &str, length: usize) -> Result<UnsealedFile, Refusal> {
+        let named = self.named.as_deref().map(|directory| UnsealedFile::named(directory, length));
+        if let Some(Ok(copy)) = named {
+            return Ok(copy);
         }
-        let disk = self.disk.as_deref().filter(|_| length >= ON_DISK);
-        match disk.map(|folder| Draft::on_disk(folder, label, length)) {
-            Some(Ok(draft)) => Ok(draft),
-            // A full disk, say: memory is as good.
-            Some(Err(_)) | None => Draft::new(label, length).map_err(exhausted),
+        let disk = self.disk.as_deref().filter(|_| length >= MIN_ON_DISK);
+        match disk.map(|directory| UnsealedFile::on_disk(directory, label, length)) {
+            Some(Ok(copy)) => Ok(copy),
+            // The disk may be full.
+            Some(Err(_)) | None => UnsealedFile::new(label, length).map_err(exhausted),
         }
     }
 }
 
-/// A part of a file in a certain state: as long as all of this is the same, so are the bytes.
+/// Identifies a range of a file in its present state: as long as all of this is the same, so are the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileKey {
     device: u64,
@@ -85,13 +88,12 @@ pub(crate) struct FileKey {
 }
 
 impl FileKey {
-    /// Bytes of the whole file.
+    /// Returns the size of the whole file.
     pub(crate) fn size(&self) -> u64 {
         self.size.cast_unsigned()
     }
 
-    /// What the file is known by in a realm's index, and how many bytes of it are known; none where they are not the first
-    /// ones.
+    /// Returns the file's key in the index, and how many bytes of it are known; `None` if they are not its first ones.
     pub(crate) fn in_index(&self) -> Option<(index::Key, u64)> {
         let time = |(seconds, nanoseconds): (i64, u64)| {
             seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
@@ -101,7 +103,7 @@ impl FileKey {
         (self.offset == 0).then_some((key, self.length))
     }
 
-    fn of(stat: &Stat, piece: &Piece) -> Self {
+    fn of(stat: &Stat, range: &FileRange) -> Self {
         #[expect(clippy::unnecessary_cast, reason = "the types of these fields differ between architectures")]
         Self {
             device: stat.st_dev as u64,
@@ -109,19 +111,19 @@ impl FileKey {
             size: stat.st_size,
             modified: (stat.st_mtime as i64, stat.st_mtime_nsec as u64),
             changed: (stat.st_ctime as i64, stat.st_ctime_nsec as u64),
-            offset: piece.offset,
-            length: piece.length,
+            offset: range.offset,
+            length: range.length,
         }
     }
 }
 
-/// A piece that may be read: what it is, and whose.
+/// A range that may be read, and the owner and mode of its file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct ExaminedRange {
     pub(crate) key: FileKey,
     pub(crate) owner: u32,
     pub(crate) mode: u32,
-    /// Whether no code may be run from where it was opened: the same file may be reached through another mount, too.
+    /// Whether no code may be run from the mount through which it was opened.
     pub(crate) noexec: bool,
 }
 
@@ -130,7 +132,7 @@ fn file_system(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstatfs(fd).map_or(0, |found| found.f_type as u64)
 }
 
-/// Whether the file lies where reading it comes to an end.
+/// Returns whether reading the file depends on no other process or host.
 pub(crate) fn is_local(fd: BorrowedFd<'_>) -> bool {
     LOCAL.contains(&file_system(fd))
 }
@@ -139,21 +141,24 @@ fn readable(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| !flags.intersects(OFlags::WRONLY | OFlags::PATH))
 }
 
-/// Looks at a piece without reading it.
-pub(crate) fn examine(fd: BorrowedFd<'_>, piece: &Piece, largest: u64) -> Result<Shown, Refusal> {
+/// Checks a range without reading it.
+///
+/// # Errors
+/// The refusal that the client gets.
+pub(crate) fn examine(fd: BorrowedFd<'_>, range: &FileRange, largest: u64) -> Result<ExaminedRange, Refusal> {
     let stat = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !readable(fd) {
         return Err(Refusal::Descriptor);
     }
     let page = PAGE as u64;
-    if piece.length == 0 || piece.length > largest {
+    if range.length == 0 || range.length > largest {
         return Err(Refusal::Size);
     }
-    if !piece.offset.is_multiple_of(page) || !piece.length.is_multiple_of(page) {
+    if !range.offset.is_multiple_of(page) || !range.length.is_multiple_of(page) {
         return Err(Refusal::Malformed);
     }
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    if piece.offset.checked_add(piece.length).is_none_or(|end| end > size.next_multiple_of(page)) {
+    if range.offset.checked_add(range.length).is_none_or(|end| end > size.next_multiple_of(page)) {
         return Err(Refusal::Changed);
     }
     if !is_local(fd) {
@@ -161,17 +166,21 @@ pub(crate) fn examine(fd: BorrowedFd<'_>, piece: &Piece, largest: u64) -> Result
     }
     let mount = rustix::fs::fstatvfs(fd).map_err(|_| Refusal::Descriptor)?;
     let noexec = mount.f_flag.contains(StatVfsMountFlags::NOEXEC);
-    Ok(Shown { key: FileKey::of(&stat, piece), owner: stat.st_uid, mode: stat.st_mode, noexec })
+    Ok(ExaminedRange { key: FileKey::of(&stat, range), owner: stat.st_uid, mode: stat.st_mode, noexec })
 }
 
-/// Copies the first `length` bytes of a memory file, to be shown as `label`; gives their name and the copy.
-pub(crate) fn from_memory(
+/// Copies the first `length` bytes of a memory file into one that `/proc/PID/maps` shows as `label`; returns their name and the
+/// copy.
+///
+/// # Errors
+/// The refusal that the client gets.
+pub(crate) fn copy_memory(
     fd: BorrowedFd<'_>,
     label: &str,
     length: u64,
     largest: u64,
-    places: &Places,
-) -> Result<(ObjectId, Draft), Refusal> {
+    destination: &CopyDestination,
+) -> Result<(ObjectId, UnsealedFile), Refusal> {
     if length == 0 || length > largest {
         return Err(Refusal::Size);
     }
@@ -179,28 +188,33 @@ pub(crate) fn from_memory(
         return Err(Refusal::Descriptor);
     }
     let size = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?.st_size;
-    // Before memory is taken for what is not there.
+    // No memory is allocated for bytes that are not there.
     if u64::try_from(size).unwrap_or(0) < length {
         return Err(Refusal::Changed);
     }
-    let draft = places.draft(label, usize::try_from(length).map_err(|_| Refusal::Size)?)?;
-    read(fd, draft, 0, length)
+    let copy = destination.create(label, usize::try_from(length).map_err(|_| Refusal::Size)?)?;
+    read(fd, copy, 0, length)
 }
 
-/// Reads `there` bytes from `offset` into a draft, and hashes all of it.
-fn read(fd: BorrowedFd<'_>, mut draft: Draft, offset: u64, there: u64) -> Result<(ObjectId, Draft), Refusal> {
-    let length = draft.length();
+/// Reads `there` bytes from `offset` into a copy, which may be longer, and hashes all of it.
+fn read(
+    fd: BorrowedFd<'_>,
+    mut copy: UnsealedFile,
+    offset: u64,
+    there: u64,
+) -> Result<(ObjectId, UnsealedFile), Refusal> {
+    let length = copy.length();
     let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(length);
     let mut hash = blake3::Hasher::new();
     let mut buffer = Vec::new();
-    if draft.bytes().is_empty() {
+    if copy.bytes().is_empty() {
         buffer.resize(CHUNK, 0);
     }
     let mut filled = 0;
     while filled < there {
         let end = there.min(filled + CHUNK);
-        // Into memory at once; files are written from here, hashed as they are written.
-        let chunk = match draft.bytes().get_mut(filled..end) {
+        // A copy in memory is read into directly; one on disk is written from the buffer.
+        let chunk = match copy.bytes().get_mut(filled..end) {
             Some(bytes) => bytes,
             None => buffer.get_mut(..end - filled).ok_or(Refusal::Size)?,
         };
@@ -211,70 +225,78 @@ fn read(fd: BorrowedFd<'_>, mut draft: Draft, offset: u64, there: u64) -> Result
         }
         hash.update(&chunk[..count]);
         if !buffer.is_empty() {
-            draft.put(filled, &buffer[..count]).map_err(exhausted)?;
+            copy.write_at(filled, &buffer[..count]).map_err(exhausted)?;
         }
         filled += count;
     }
-    // Behind the end there are zeros.
+    // The rest is zeros.
     while filled < length {
         let zeros = (length - filled).min(PAGE);
         hash.update(&[0; PAGE][..zeros]);
         filled += zeros;
     }
-    Ok((ObjectId(*hash.finalize().as_bytes()), draft))
+    Ok((ObjectId(*hash.finalize().as_bytes()), copy))
 }
 
-/// Reads pieces of files, each in a thread of its own that may hang: whoever can mount file systems can make reading last for
-/// ever, even through one of the [`LOCAL`] kind.
+/// Reads ranges of files, each in a thread of its own that may hang: a user who can mount file systems can make reading last
+/// forever, even through one of the [`LOCAL`] kind.
 #[derive(Debug, Default)]
-pub(crate) struct Readers {
-    stuck: Arc<Mutex<HashMap<Realm, usize>>>,
+pub(crate) struct ReaderThreads {
+    stuck: Arc<Mutex<HashMap<TrustDomain, usize>>>,
 }
 
-impl Readers {
-    /// Copies a piece that was examined; gives its name and the copy.
-    pub(crate) fn read(
+impl ReaderThreads {
+    /// Copies a range that was examined; returns its name and the copy.
+    ///
+    /// # Errors
+    /// The refusal that the client gets.
+    pub(crate) fn copy(
         &self,
-        realm: &Realm,
+        domain: &TrustDomain,
         fd: OwnedFd,
-        piece: Piece,
-        shown: Shown,
-        places: Places,
-    ) -> Result<(ObjectId, Draft), Refusal> {
-        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown, &places))
+        range: FileRange,
+        examined: ExaminedRange,
+        destination: CopyDestination,
+    ) -> Result<(ObjectId, UnsealedFile), Refusal> {
+        self.within(domain, READ_TIMEOUT, move || copy_range(&fd, &range, &examined, &destination))
     }
 
-    /// The name of a piece that was examined, without a copy: enough where there is one already.
-    pub(crate) fn name(
+    /// Returns the name of a range that was examined, without a copy.
+    ///
+    /// # Errors
+    /// The refusal that the client gets.
+    pub(crate) fn hash(
         &self,
-        realm: &Realm,
+        domain: &TrustDomain,
         fd: OwnedFd,
-        piece: Piece,
-        shown: Shown,
+        range: FileRange,
+        examined: ExaminedRange,
     ) -> Result<ObjectId, Refusal> {
-        self.within(realm, PATIENCE, move || name_of(&fd, &piece, &shown))
+        self.within(domain, READ_TIMEOUT, move || hash_range(&fd, &range, &examined))
     }
 
     fn within<T: Send + 'static>(
         &self,
-        realm: &Realm,
-        patience: Duration,
+        domain: &TrustDomain,
+        timeout: Duration,
         job: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        fn lock(stuck: &Mutex<HashMap<Realm, usize>>) -> std::sync::MutexGuard<'_, HashMap<Realm, usize>> {
+        fn lock(
+            stuck: &Mutex<HashMap<TrustDomain, usize>>,
+        ) -> std::sync::MutexGuard<'_, HashMap<TrustDomain, usize>> {
             stuck.lock().unwrap_or_else(PoisonError::into_inner)
         }
         {
             let mut stuck = lock(&self.stuck);
-            let count = stuck.entry(realm.clone()).or_insert(0);
-            // One for each that is under way; those that are not stuck are soon done.
-            if *count >= MOST_STUCK + 2 {
+            let count = stuck.entry(domain.clone()).or_insert(0);
+            // Each request under way counts; those that do not hang are soon done.
+            if *count >= MAX_STUCK + 2 {
                 return Err(Refusal::Busy);
             }
             *count += 1;
         }
-        let (answer, result) = mpsc::sync_channel(1);
-        let (shared, of) = (Arc::clone(&self.stuck), realm.clone());
+        let (reply, result) = mpsc::sync_channel(1);
+        let (shared, of) = (Arc::clone(&self.stuck), domain.clone());
         let started = std::thread::Builder::new().name("reader".into()).spawn(move || {
             let done = job();
             let mut stuck = lock(&shared);
@@ -285,20 +307,20 @@ impl Readers {
                 stuck.insert(of, left);
             }
             drop(stuck);
-            // Only now: whoever hears of it may ask again at once.
-            let _ = answer.send(done);
+            // Last, because the client may send its next request at once.
+            let _ = reply.send(done);
         });
         if started.is_err() {
-            if let Some(count) = lock(&self.stuck).get_mut(realm) {
+            if let Some(count) = lock(&self.stuck).get_mut(domain) {
                 *count -= 1;
             }
             return Err(Refusal::Exhausted);
         }
-        result.recv_timeout(patience).unwrap_or(Err(Refusal::FileSystem))
+        result.recv_timeout(timeout).unwrap_or(Err(Refusal::FileSystem))
     }
 }
 
-/// What `/proc/PID/maps` shows of a piece: the name of the file that it was first read from.
+/// Returns the name that `/proc/PID/maps` shows of a copy: that of the file it was first read from.
 pub(crate) fn file_label(fd: &OwnedFd) -> String {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -306,37 +328,37 @@ pub(crate) fn file_label(fd: &OwnedFd) -> String {
     format!("orc:{}", plain.collect::<String>())
 }
 
-/// How much of a piece lies within the file.
-fn there(piece: &Piece, shown: &Shown) -> u64 {
-    let size = u64::try_from(shown.key.size).unwrap_or(0);
-    size.saturating_sub(piece.offset).min(piece.length)
+/// Returns how many bytes of a range lie within the file.
+fn length_in_file(range: &FileRange, examined: &ExaminedRange) -> u64 {
+    let size = u64::try_from(examined.key.size).unwrap_or(0);
+    size.saturating_sub(range.offset).min(range.length)
 }
 
-fn is_unchanged(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<(), Refusal> {
+fn check_unchanged(fd: &OwnedFd, range: &FileRange, examined: &ExaminedRange) -> Result<(), Refusal> {
     let after = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
-    if FileKey::of(&after, piece) == shown.key { Ok(()) } else { Err(Refusal::Changed) }
+    if FileKey::of(&after, range) == examined.key { Ok(()) } else { Err(Refusal::Changed) }
 }
 
-fn piece_of(
+fn copy_range(
     fd: &OwnedFd,
-    piece: &Piece,
-    shown: &Shown,
-    places: &Places,
-) -> Result<(ObjectId, Draft), Refusal> {
-    let length = usize::try_from(piece.length).map_err(|_| Refusal::Size)?;
-    let draft = places.draft(&file_label(fd), length)?;
-    let read = read(fd.as_fd(), draft, piece.offset, there(piece, shown))?;
-    is_unchanged(fd, piece, shown)?;
+    range: &FileRange,
+    examined: &ExaminedRange,
+    destination: &CopyDestination,
+) -> Result<(ObjectId, UnsealedFile), Refusal> {
+    let length = usize::try_from(range.length).map_err(|_| Refusal::Size)?;
+    let copy = destination.create(&file_label(fd), length)?;
+    let read = read(fd.as_fd(), copy, range.offset, length_in_file(range, examined))?;
+    check_unchanged(fd, range, examined)?;
     Ok(read)
 }
 
-fn name_of(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<ObjectId, Refusal> {
+fn hash_range(fd: &OwnedFd, range: &FileRange, examined: &ExaminedRange) -> Result<ObjectId, Refusal> {
     let (mut hash, mut buffer) = (blake3::Hasher::new(), vec![0; CHUNK]);
-    let (mut done, end) = (0, there(piece, shown));
+    let (mut done, end) = (0, length_in_file(range, examined));
     while done < end {
         let most = usize::try_from(end - done).unwrap_or(CHUNK).min(CHUNK);
         let count =
-            rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..most], piece.offset + done))
+            rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..most], range.offset + done))
                 .map_err(|_| Refusal::Descriptor)?;
         if count == 0 {
             return Err(Refusal::Changed);
@@ -344,10 +366,10 @@ fn name_of(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<ObjectId, Refus
         hash.update(&buffer[..count]);
         done += count as u64;
     }
-    // Behind the end there are zeros, less than a page.
-    let zeros = usize::try_from(piece.length - done).unwrap_or(0).min(PAGE);
+    // The rest of the last page is zeros.
+    let zeros = usize::try_from(range.length - done).unwrap_or(0).min(PAGE);
     hash.update(&[0; PAGE][..zeros]);
-    is_unchanged(fd, piece, shown)?;
+    check_unchanged(fd, range, examined)?;
     Ok(ObjectId(*hash.finalize().as_bytes()))
 }
 
@@ -358,26 +380,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_is_the_pages_of_the_file() {
+    fn a_range_is_the_pages_of_the_file() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 5000]).unwrap();
-        let piece = Piece { flags: 0, offset: 4096, length: 4096 };
-        let shown = examine(file.as_fd(), &piece, 1 << 20).unwrap();
-        let readers = Readers::default();
+        let range = FileRange { flags: 0, offset: 4096, length: 4096 };
+        let examined = examine(file.as_fd(), &range, 1 << 20).unwrap();
+        let readers = ReaderThreads::default();
         let (id, _) = readers
-            .read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, Places::default())
+            .copy(
+                &TrustDomain::User(1),
+                file.try_clone().unwrap().into(),
+                range,
+                examined,
+                CopyDestination::default(),
+            )
             .unwrap();
-        let name = readers.name(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown);
+        let name = readers.hash(&TrustDomain::User(1), file.try_clone().unwrap().into(), range, examined);
         assert_eq!(name, Ok(id));
         let mut page = vec![7; 904];
         page.resize(4096, 0);
         assert_eq!(id, ObjectId::of(&page));
         file.write_all(b"more").unwrap();
-        let changed =
-            readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, Places::default());
+        let changed = readers.copy(
+            &TrustDomain::User(1),
+            file.try_clone().unwrap().into(),
+            range,
+            examined,
+            CopyDestination::default(),
+        );
         assert_eq!(changed.unwrap_err(), Refusal::Changed);
-        let refused =
-            |offset, length| examine(file.as_fd(), &Piece { flags: 0, offset, length }, 1 << 20).unwrap_err();
+        let refused = |offset, length| {
+            examine(file.as_fd(), &FileRange { flags: 0, offset, length }, 1 << 20).unwrap_err()
+        };
         assert_eq!(refused(1, 4096), Refusal::Malformed);
         assert_eq!(refused(0, 0), Refusal::Size);
         assert_eq!(refused(0, 2 << 20), Refusal::Size);
@@ -387,45 +421,45 @@ mod tests {
 
     #[test]
     fn other_descriptors_are_refused() {
-        let piece = Piece { flags: 0, offset: 0, length: 4096 };
+        let range = FileRange { flags: 0, offset: 0, length: 4096 };
         let (pipe, _writer) = std::io::pipe().unwrap();
-        assert_eq!(examine(pipe.as_fd(), &piece, 1 << 20).unwrap_err(), Refusal::Descriptor);
+        assert_eq!(examine(pipe.as_fd(), &range, 1 << 20).unwrap_err(), Refusal::Descriptor);
         let proc = std::fs::File::open("/proc/self/exe").unwrap();
         let only_named = rustix::fs::open("/proc/self/exe", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        assert_eq!(examine(only_named.as_fd(), &piece, 1 << 20).unwrap_err(), Refusal::Descriptor);
-        assert!(examine(proc.as_fd(), &piece, 1 << 20).is_ok());
+        assert_eq!(examine(only_named.as_fd(), &range, 1 << 20).unwrap_err(), Refusal::Descriptor);
+        assert!(examine(proc.as_fd(), &range, 1 << 20).is_ok());
         assert_eq!(
-            from_memory(pipe.as_fd(), "test", 1, 10, &Places::default()).unwrap_err(),
+            copy_memory(pipe.as_fd(), "test", 1, 10, &CopyDestination::default()).unwrap_err(),
             Refusal::Descriptor
         );
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(
-            from_memory(memory.as_fd(), "test", 1, 10, &Places::default()).unwrap_err(),
+            copy_memory(memory.as_fd(), "test", 1, 10, &CopyDestination::default()).unwrap_err(),
             Refusal::Changed,
             "shorter than told"
         );
         assert_eq!(
-            from_memory(memory.as_fd(), "test", 11, 10, &Places::default()).unwrap_err(),
+            copy_memory(memory.as_fd(), "test", 11, 10, &CopyDestination::default()).unwrap_err(),
             Refusal::Size
         );
     }
 
     #[test]
     fn readers_that_are_done_do_not_count() {
-        let readers = Readers::default();
+        let readers = ReaderThreads::default();
         for _ in 0..200 {
-            assert_eq!(readers.within(&Realm::User(1), PATIENCE, || Ok(())), Ok(()));
+            assert_eq!(readers.within(&TrustDomain::User(1), READ_TIMEOUT, || Ok(())), Ok(()));
             assert!(readers.stuck.lock().unwrap().is_empty());
         }
     }
 
     #[test]
     fn readers_that_hang_cost_their_own_realm() {
-        let readers = Readers::default();
+        let readers = ReaderThreads::default();
         let (hang, wait) = mpsc::channel::<()>();
         let wait = Arc::new(Mutex::new(wait));
-        let (bad, good) = (Realm::User(1), Realm::User(2));
-        for _ in 0..MOST_STUCK + 2 {
+        let (bad, good) = (TrustDomain::User(1), TrustDomain::User(2));
+        for _ in 0..MAX_STUCK + 2 {
             let wait = Arc::clone(&wait);
             let stuck = move || {
                 let _ = wait.lock().unwrap().recv();
@@ -433,10 +467,10 @@ mod tests {
             };
             assert_eq!(readers.within(&bad, Duration::from_millis(1), stuck), Err(Refusal::FileSystem));
         }
-        assert_eq!(readers.within(&bad, PATIENCE, || Ok(())), Err(Refusal::Busy));
-        assert_eq!(readers.within(&good, PATIENCE, || Ok(5)), Ok(5));
+        assert_eq!(readers.within(&bad, READ_TIMEOUT, || Ok(())), Err(Refusal::Busy));
+        assert_eq!(readers.within(&good, READ_TIMEOUT, || Ok(5)), Ok(5));
         drop(hang);
-        while readers.within(&bad, PATIENCE, || Ok(())) == Err(Refusal::Busy) {
+        while readers.within(&bad, READ_TIMEOUT, || Ok(())) == Err(Refusal::Busy) {
             std::thread::yield_now();
         }
     }

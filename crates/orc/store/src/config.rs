@@ -1,64 +1,64 @@
-//! What an administrator decides.
+//! The configuration of a store.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Who may make objects that others map executable.
+/// Which objects programs may map executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Executables {
-    /// Nobody.
+    /// None.
     Never,
-    /// Whoever shows a file that belongs to the superuser, to the store's user or to its own, and that nobody else may write.
+    /// Those of files that belong to root, to the store's user or to the client's, and that no other user may write.
     Owned,
-    /// Whoever shows a file.
+    /// Those of any file.
     Files,
-    /// Whoever has bytes.
+    /// Any.
     Any,
 }
 
-/// A socket through which a tenant comes.
+/// A trust domain of all clients that connect to one socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tenant {
-    /// The name of the trust domain.
+pub struct NamedTrustDomain {
+    /// Its name.
     pub name: String,
-    /// Where its socket is to be.
+    /// The path of its socket.
     pub socket: PathBuf,
 }
 
-/// How a store is to be.
+/// The configuration of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// The common socket, where each user is a trust domain.
+    /// The common socket: each user who connects to it is a trust domain.
     pub socket: PathBuf,
-    /// Sockets of tenants.
-    pub tenants: Vec<Tenant>,
-    /// Bytes that each trust domain may have.
+    /// Trust domains with sockets of their own.
+    pub named_domains: Vec<NamedTrustDomain>,
+    /// The most bytes of each trust domain.
     pub quota: u64,
-    /// Bytes of the largest object.
+    /// The largest object, in bytes.
     pub largest: u64,
-    /// Objects that each trust domain may have.
+    /// The most objects of each trust domain.
     pub objects: usize,
-    /// Connections that each user may have at a time.
+    /// The most connections of each trust domain.
     pub connections: usize,
-    /// Seconds for which an object stays that nobody holds.
+    /// Seconds for which an unused object stays.
     pub keep: u64,
-    /// Who may make executable objects.
+    /// Which objects may be executable.
     pub executables: Executables,
-    /// Users who may make objects public, beside the superuser and the store's own.
+    /// Users who may register public objects, beside root and the store's own.
     pub publishers: Vec<u32>,
-    /// Where to write what happens, one JSON object per line.
+    /// The event log, one JSON object per line.
     pub log: Option<PathBuf>,
-    /// A folder for objects that large files become: there their pages come into memory as they are needed.
+    /// A directory on disk for the objects of large files; their pages are read as they are needed.
     pub disk: Option<PathBuf>,
-    /// Whether large code is to lie in memory, although there may be a disk, and to have huge pages there.
+    /// Whether large code lies in memory with huge pages, even if there is a disk.
     #[serde(default)]
     pub huge: bool,
-    /// The file of the host's secret, from which the places of libraries are derived; made where there is none. Without it
-    /// places are others each time.
+    /// The file of the host's secret, from which the addresses of libraries are derived; created if it is not there. Without it
+    /// the addresses are different each time.
     pub secret: Option<PathBuf>,
-    /// Threads that answer.
+    /// Threads that handle requests.
     pub workers: usize,
 }
 
@@ -66,7 +66,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             socket: orrery_orc_wire::default_directory().join(orrery_orc_wire::SOCKET),
-            tenants: Vec::new(),
+            named_domains: Vec::new(),
             quota: 4 << 30,
             largest: 1 << 30,
             objects: 65_536,

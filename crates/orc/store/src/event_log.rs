@@ -1,4 +1,4 @@
-//! The log of what happened: who asked for what, and what was said.
+//! The event log: which client requested what, and the outcome.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,21 +9,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::supervisor::records::ConnectionRecord;
-use crate::trust_domain::Realm;
+use crate::supervisor::records::PeerRecord;
+use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
 
-/// One line.
+/// One line of the log.
 #[derive(Debug, Serialize)]
 pub(crate) struct Event<'a> {
     /// Milliseconds since 1970.
     pub(crate) time: u64,
-    /// `connect`, `register`, `request`, `release`, `files`, `book`, `recall`, `remember`, `report`, `leave`; `evict`, `refuse`,
-    /// `names`, `restart`, `keeper`.
+    /// `connect`, `register`, `request`, `release`, `files`, `placement-table`, `find-relocated`, `register-relocated`,
+    /// `report`, `leave`; `evict`, `refuse`, `names`, `restart`, `supervisor`.
     pub(crate) event: &'static str,
     /// The trust domain.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) realm: Option<String>,
+    pub(crate) trust_domain: Option<String>,
     /// The process, as it was when it connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pid: Option<i32>,
@@ -33,18 +33,18 @@ pub(crate) struct Event<'a> {
     /// The object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) object: Option<String>,
-    /// In words, why not, or what else there is to know.
+    /// The reason of a refusal, or other details.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<&'a str>,
 }
 
-/// The file that events are written to.
+/// The file that events are written to, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct Audit {
+pub(crate) struct EventLog {
     file: Option<Mutex<File>>,
 }
 
-impl Audit {
+impl EventLog {
     /// Opens the log for appending, for the store's user alone.
     ///
     /// # Errors
@@ -64,26 +64,34 @@ impl Audit {
         }
     }
 
-    /// Writes an event that concerns an object at most.
+    /// Writes an event that no client caused.
     pub(crate) fn note(
         &self,
         event: &'static str,
-        realm: Option<&Realm>,
+        domain: Option<&TrustDomain>,
         object: Option<ObjectId>,
         note: &str,
     ) {
         if self.file.is_some() {
-            let realm = realm.map(ToString::to_string);
+            let domain = domain.map(ToString::to_string);
             let object = object.map(|id| id.to_string());
             let note = Some(note).filter(|note| !note.is_empty());
-            self.write(&Event { time: now(), event, realm, pid: None, uid: None, object, note });
+            self.write(&Event {
+                time: now(),
+                event,
+                trust_domain: domain,
+                pid: None,
+                uid: None,
+                object,
+                note,
+            });
         }
     }
 
-    /// Writes what somebody who is connected did, and what came of it.
+    /// Writes what a client did, and the outcome.
     pub(crate) fn did(
         &self,
-        peer: &ConnectionRecord,
+        peer: &PeerRecord,
         event: &'static str,
         object: Option<ObjectId>,
         note: Option<&str>,
@@ -92,7 +100,7 @@ impl Audit {
             self.write(&Event {
                 time: now(),
                 event,
-                realm: Some(peer.realm.to_string()),
+                trust_domain: Some(peer.domain.to_string()),
                 pid: Some(peer.pid),
                 uid: Some(peer.uid),
                 object: object.map(|id| id.to_string()),
@@ -101,14 +109,14 @@ impl Audit {
         }
     }
 
-    /// Whether anything is written at all.
+    /// Returns whether there is a log.
     pub(crate) fn is_on(&self) -> bool {
         self.file.is_some()
     }
 }
 
-/// Milliseconds since 1970.
-pub(crate) fn now() -> u64 {
+/// Returns milliseconds since 1970.
+fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

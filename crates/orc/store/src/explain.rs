@@ -1,8 +1,8 @@
-//! Why a process' pages are as they are: what of it is shared, what is not, and what is in the way.
+//! Explains which pages of a process are shared, which are not, and why.
 //!
-//! What is in the way of a whole program (no loader that calls auditors, system calls that are filtered) is told by its file, its
-//! environment and its state in `/proc`; what is in the way of one file, by the file. Nothing of the process is stopped or
-//! changed, and nobody is asked but the kernel.
+//! What keeps a whole program from sharing (a loader that calls no auditors, filtered system calls) follows from its file, its
+//! environment and its state in `/proc`; what keeps one file from being shared follows from the file. The process is neither
+//! stopped nor changed, and no store is asked.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,25 +11,25 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::client_file::is_local;
-use crate::measure::Area;
+use crate::measure::MappingUsage;
 
-/// How the names of glibc's loaders begin.
+/// The beginning of the names of glibc's loaders.
 const GLIBC: &str = "ld-linux";
 /// `PT_INTERP` in elf(5).
 const INTERPRETER: u32 = 3;
 /// `AT_SECURE` in getauxval(3).
 const SECURE: u64 = 23;
-/// Longest name of a loader.
-const LONGEST: usize = 4096;
+/// The longest path of a loader.
+const MAX_NAME: usize = 4096;
 
-/// What a program's file says of its loader.
+/// The loader that a program's file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Loader {
-    /// It has none: it is linked statically, or is a loader itself.
+    /// None: the program is linked statically, or is a loader itself.
     None,
     /// The file of this name.
     Named(String),
-    /// The file is no program for this kind of machine, such as a script.
+    /// Unknown: the file is no ELF program of this architecture, such as a script.
     Unknown,
 }
 
@@ -49,7 +49,7 @@ fn loader(path: &Path) -> io::Result<Loader> {
         let mut segment = [0; 56];
         file.read_exact_at(&mut segment, word(&header, 32).saturating_add(index * half(54)))?;
         if segment[..4] == INTERPRETER.to_le_bytes() {
-            let length = usize::try_from(word(&segment, 32)).unwrap_or(LONGEST).min(LONGEST);
+            let length = usize::try_from(word(&segment, 32)).unwrap_or(MAX_NAME).min(MAX_NAME);
             let mut name = vec![0; length];
             file.read_exact_at(&mut name, word(&segment, 8))?;
             let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -63,13 +63,13 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// What in a program's file keeps all of it from being shared, if there is anything.
+/// Returns what in a program's file keeps it from sharing, if there is anything.
 ///
 /// # Errors
-/// Where the file cannot be read.
+/// If the file cannot be read.
 pub fn program(path: &Path) -> io::Result<Option<&'static str>> {
     Ok(match loader(path)? {
-        // A loader that was named on the command line.
+        // The loader was named on the command line.
         Loader::None if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld")) => None,
         Loader::None => Some("the program is linked statically: there is no loader that calls the auditor"),
         Loader::Named(name) if !file_name(&name).starts_with(GLIBC) => {
@@ -79,63 +79,64 @@ pub fn program(path: &Path) -> io::Result<Option<&'static str>> {
     })
 }
 
-/// A process, looked at.
+/// What was found out about a process.
 #[derive(Clone, Debug)]
 pub struct Process {
-    /// How its files are reached.
+    /// The path of its root directory.
     root: PathBuf,
     /// Its user.
     uid: u32,
-    /// What is in the way of all of it.
+    /// What keeps all of it from sharing.
     obstacle: Option<&'static str>,
 }
 
 impl Process {
-    /// Looks at a process.
+    /// Inspects a process.
     ///
     /// # Errors
-    /// Where there is none, or it is not this user's to look into.
-    pub fn look(pid: i32) -> io::Result<Self> {
-        let folder = PathBuf::from(format!("/proc/{pid}"));
-        let status = fs::read_to_string(folder.join("status"))?;
+    /// If there is no such process, or this user may not examine it.
+    pub fn inspect(pid: i32) -> io::Result<Self> {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        let status = fs::read_to_string(directory.join("status"))?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         let uid = field("Uid:").and_then(|rest| rest.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0);
         let is_filtered = field("Seccomp:").is_some_and(|rest| rest.trim() != "0");
-        let environment = fs::read(folder.join("environ"))?;
-        let obstacle = match executable(&folder) {
+        let environment = fs::read(directory.join("environ"))?;
+        let obstacle = match executable(&directory) {
             Some(obstacle) => Some(obstacle),
-            None => obstacle(&environment, is_secure(&folder), is_filtered)
-                .or_else(|| store_of(&folder, &environment, uid)),
+            None => obstacle(&environment, is_secure(&directory), is_filtered)
+                .or_else(|| store_obstacle(&directory, &environment, uid)),
         };
-        Ok(Self { root: folder.join("root"), uid, obstacle })
+        Ok(Self { root: directory.join("root"), uid, obstacle })
     }
 
-    /// What is in the way of sharing anything more in this process, in words, if there is something.
+    /// Returns what keeps this process from sharing more, if there is anything.
     pub fn obstacle(&self) -> Option<&'static str> {
         self.obstacle
     }
 
-    /// Why the pages of one of its mappings are as they are, in words.
-    pub fn reason(&self, area: &Area) -> &'static str {
-        match by_itself(area) {
+    /// Returns why the pages of one of its mappings are shared or not.
+    pub fn reason(&self, mapping: &MappingUsage) -> &'static str {
+        match reason_of_mapping(mapping) {
             Some(reason) => reason,
-            None => self.obstacle.or_else(|| self.in_the_way_of(area)).unwrap_or(
+            None => self.obstacle.or_else(|| self.obstacle_of_file(mapping)).unwrap_or(
                 "read-only pages of this very file, not exchanged: no store answered, its quota was used up, or the file came \
                  by dlopen and others still load",
             ),
         }
     }
 
-    /// What it is about the mapping's file that keeps it from being shared.
-    fn in_the_way_of(&self, area: &Area) -> Option<&'static str> {
-        if file_name(&area.name) == orrery_orc_auditor::NAME {
+    /// Returns what keeps the mapping's file from being shared.
+    fn obstacle_of_file(&self, mapping: &MappingUsage) -> Option<&'static str> {
+        if file_name(&mapping.name) == orrery_orc_auditor::NAME {
             return Some("the auditor: one file for all programs that share");
         }
         let gone =
             Some("the file is no longer there under its name: what it was stays, and nobody else has it");
-        // The name is one in the process' own tree, or, where that is a part of ours, in ours.
-        let paths = [self.root.join(area.name.trim_start_matches('/')), area.name.clone().into()];
-        let is_it = |path: &PathBuf| Some(fs::metadata(path).ok()?).filter(|found| found.ino() == area.inode);
+        // The path is valid below the root directory of the process, or below that of this one.
+        let paths = [self.root.join(mapping.name.trim_start_matches('/')), mapping.name.clone().into()];
+        let is_it =
+            |path: &PathBuf| Some(fs::metadata(path).ok()?).filter(|found| found.ino() == mapping.inode);
         let Some((path, found)) = paths.iter().find_map(|path| Some((path, is_it(path)?))) else {
             return gone;
         };
@@ -162,15 +163,15 @@ impl Process {
     }
 }
 
-fn executable(folder: &Path) -> Option<&'static str> {
-    let path = folder.join("exe");
-    // The link's own name tells nothing of what it leads to.
+fn executable(directory: &Path) -> Option<&'static str> {
+    let path = directory.join("exe");
+    // The link's own name is always `exe`.
     let is_loader = fs::read_link(&path).is_ok_and(|to| file_name(&to.to_string_lossy()).starts_with("ld"));
     if is_loader { None } else { program(&path).ok().flatten() }
 }
 
-fn is_secure(folder: &Path) -> bool {
-    let vector = fs::read(folder.join("auxv")).unwrap_or_default();
+fn is_secure(directory: &Path) -> bool {
+    let vector = fs::read(directory.join("auxv")).unwrap_or_default();
     let (words, _) = vector.as_chunks::<8>();
     let (pairs, _) = words.as_chunks::<2>();
     pairs.iter().any(|[key, value]| u64::from_ne_bytes(*key) == SECURE && u64::from_ne_bytes(*value) != 0)
@@ -181,17 +182,17 @@ fn variable<'a>(environment: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     variables.find_map(|variable| variable.strip_prefix(name)).filter(|value| !value.is_empty())
 }
 
-/// What it is about the store that keeps a program of this user from believing it.
-fn store_of(folder: &Path, environment: &[u8], uid: u32) -> Option<&'static str> {
+/// Returns why a program of this user does not trust the store, if it does not.
+fn store_obstacle(directory: &Path, environment: &[u8], uid: u32) -> Option<&'static str> {
     use std::os::unix::ffi::OsStrExt as _;
 
     let named = Path::new(std::ffi::OsStr::from_bytes(variable(environment, b"ORRERY_ORC=")?));
-    let socket = folder.join("root").join(named.strip_prefix("/").ok()?).join(orrery_orc_wire::SOCKET);
+    let socket = directory.join("root").join(named.strip_prefix("/").ok()?).join(orrery_orc_wire::SOCKET);
     let Ok(socket) = fs::metadata(socket) else {
-        return Some("there is no store in the folder that ORRERY_ORC names");
+        return Some("there is no store in the directory that ORRERY_ORC names");
     };
-    let owner = within(&fs::read_to_string(folder.join("uid_map")).ok()?, socket.uid());
-    let own = within(&fs::read_to_string(folder.join("uid_map")).ok()?, uid);
+    let owner = uid_in_namespace(&fs::read_to_string(directory.join("uid_map")).ok()?, socket.uid());
+    let own = uid_in_namespace(&fs::read_to_string(directory.join("uid_map")).ok()?, uid);
     match owner {
         None => Some(
             "the program lives in a user namespace in which the store's user has no number: it cannot tell whose the store is",
@@ -201,8 +202,8 @@ fn store_of(folder: &Path, environment: &[u8], uid: u32) -> Option<&'static str>
     }
 }
 
-/// The number that a user has in a user namespace, by its `uid_map` as seen from here (user_namespaces(7)).
-fn within(map: &str, uid: u32) -> Option<u32> {
+/// Returns the UID of a user in a user namespace, by its `uid_map` as seen from here (user_namespaces(7)).
+fn uid_in_namespace(map: &str, uid: u32) -> Option<u32> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
         let (inside, outside, length) = (numbers.next()??, numbers.next()??, numbers.next()??);
@@ -211,7 +212,7 @@ fn within(map: &str, uid: u32) -> Option<u32> {
     })
 }
 
-/// What is in the way of a program with this environment.
+/// Returns what keeps a program with this environment from sharing.
 fn obstacle(environment: &[u8], is_secure: bool, is_filtered: bool) -> Option<&'static str> {
     let value = |name| variable(environment, name);
     let auditors = value(b"LD_AUDIT=").map(String::from_utf8_lossy).unwrap_or_default();
@@ -233,35 +234,35 @@ fn obstacle(environment: &[u8], is_secure: bool, is_filtered: bool) -> Option<&'
     None
 }
 
-/// The reason, where the mapping tells it by itself.
-fn by_itself(area: &Area) -> Option<&'static str> {
-    let access = area.access.as_bytes();
+/// Returns the reason, if it follows from the mapping alone.
+fn reason_of_mapping(mapping: &MappingUsage) -> Option<&'static str> {
+    let access = mapping.access.as_bytes();
     let has = |index: usize, letter: u8| access.get(index) == Some(&letter);
     let (writable, executable, shared) = (has(1, b'w'), has(2, b'x'), has(3, b's'));
-    Some(match area.name.as_str() {
-        _ if area.is_object() && writable => "writable data: pages are copied when they are written",
-        _ if area.is_object() && executable && area.anonymous > 0 => {
+    Some(match mapping.name.as_str() {
+        _ if mapping.is_object() && writable => "writable data: pages are copied when they are written",
+        _ if mapping.is_object() && executable && mapping.anonymous > 0 => {
             "code that was changed in memory (text relocations, patches, breakpoints)"
         }
-        _ if area.is_object() && area.anonymous > 0 => {
+        _ if mapping.is_object() && mapping.anonymous > 0 => {
             "read-only after relocation: pointers in it depend on load addresses"
         }
-        _ if area.is_object() => "an object: one copy for all",
+        _ if mapping.is_object() => "an object: one copy for all",
         "[stack]" => "the stack: written all the time",
         "[heap]" => "the heap: written all the time",
         "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => "the kernel's, the same for all",
         _ if shared => "shared memory already",
-        _ if area.inode == 0 && writable && executable => "writable and executable: its bytes may change",
-        _ if area.inode == 0 && writable => "memory without a file: written by the program",
-        _ if area.inode == 0 && executable => "code that the program made; it may register and publish it",
-        _ if area.inode == 0 && area.resident == 0 => "reserved, nothing there",
-        _ if area.inode == 0 => "read-only memory without a file; the program may publish it",
+        _ if mapping.inode == 0 && writable && executable => "writable and executable: its bytes may change",
+        _ if mapping.inode == 0 && writable => "memory without a file: written by the program",
+        _ if mapping.inode == 0 && executable => "code that the program made; it may register and publish it",
+        _ if mapping.inode == 0 && mapping.resident == 0 => "reserved, nothing there",
+        _ if mapping.inode == 0 => "read-only memory without a file; the program may publish it",
         _ if writable && executable => "writable and executable: its bytes may change",
         _ if writable => "writable data: pages are copied when they are written",
-        _ if area.anonymous > 0 && executable => {
+        _ if mapping.anonymous > 0 && executable => {
             "code that was changed in memory (text relocations, patches, breakpoints)"
         }
-        _ if area.anonymous > 0 => "read-only after relocation: pointers in it depend on load addresses",
+        _ if mapping.anonymous > 0 => "read-only after relocation: pointers in it depend on load addresses",
         _ => return None,
     })
 }
@@ -270,22 +271,31 @@ fn by_itself(area: &Area) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn area(name: &str, access: &str, inode: u64, anonymous: u64) -> Area {
-        Area { name: name.to_owned(), access: access.to_owned(), inode, anonymous, ..Area::default() }
+    fn mapping(name: &str, access: &str, inode: u64, anonymous: u64) -> MappingUsage {
+        MappingUsage {
+            name: name.to_owned(),
+            access: access.to_owned(),
+            inode,
+            anonymous,
+            ..MappingUsage::default()
+        }
     }
 
     #[test]
     fn mappings_tell_by_themselves() {
         let object = |access: &str, anonymous| {
-            by_itself(&area("/memfd:orc:0123456789abcdef (deleted)", access, 77, anonymous)).unwrap()
+            reason_of_mapping(&mapping("/memfd:orc:0123456789abcdef (deleted)", access, 77, anonymous))
+                .unwrap()
         };
         assert!(
             object("r-xp", 0).contains("one copy") && object("rw-p", 0).contains("when they are written")
         );
         assert!(object("r-xp", 4096).contains("breakpoints") && object("r--p", 4096).contains("relocation"));
-        assert!(by_itself(&area("", "rw-p", 0, 4096)).unwrap().contains("written"));
-        assert!(by_itself(&area("/packed", "rwxp", 5, 0)).unwrap().contains("writable and executable"));
-        assert_eq!(by_itself(&area("/lib/libc.so.6", "r-xp", 5, 0)), None);
+        assert!(reason_of_mapping(&mapping("", "rw-p", 0, 4096)).unwrap().contains("written"));
+        assert!(
+            reason_of_mapping(&mapping("/packed", "rwxp", 5, 0)).unwrap().contains("writable and executable")
+        );
+        assert_eq!(reason_of_mapping(&mapping("/lib/libc.so.6", "r-xp", 5, 0)), None);
     }
 
     #[test]
@@ -295,12 +305,12 @@ mod tests {
         assert_eq!(program(&own).unwrap(), None);
         assert_eq!(loader(Path::new("/etc/passwd")).unwrap(), Loader::Unknown);
         assert!(loader(Path::new("/nonexistent")).is_err());
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let edited = |name: &str, edit: &dyn Fn(&mut Vec<u8>, usize)| {
             let mut bytes = fs::read(&own).unwrap();
             let at = bytes.windows(GLIBC.len()).position(|part| part == GLIBC.as_bytes()).unwrap();
             edit(&mut bytes, at);
-            let path = folder.path().join(name);
+            let path = directory.path().join(name);
             fs::write(&path, bytes).unwrap();
             path
         };
@@ -328,16 +338,19 @@ mod tests {
 
     #[test]
     fn users_have_other_numbers_in_their_namespaces() {
-        assert_eq!(within("         0          0 4294967295\n", 1000), Some(1000));
+        assert_eq!(uid_in_namespace("         0          0 4294967295\n", 1000), Some(1000));
         let map = "0 100000 1000\n5000 1000 1\n";
-        assert_eq!((within(map, 100_999), within(map, 1000)), (Some(999), Some(5000)));
-        assert_eq!((within(map, 0), within(map, 101_000), within("nonsense", 0)), (None, None, None));
+        assert_eq!((uid_in_namespace(map, 100_999), uid_in_namespace(map, 1000)), (Some(999), Some(5000)));
+        assert_eq!(
+            (uid_in_namespace(map, 0), uid_in_namespace(map, 101_000), uid_in_namespace("nonsense", 0)),
+            (None, None, None)
+        );
     }
 
     #[test]
     fn this_process_was_not_started_so() {
-        let own = Process::look(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let own = Process::inspect(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(own.obstacle().unwrap().contains("not started"));
-        assert!(Process::look(i32::MAX).is_err());
+        assert!(Process::inspect(i32::MAX).is_err());
     }
 }

@@ -1,45 +1,45 @@
-//! The host's secret, from which the places of libraries are derived (see [`book`](crate::libraries::placement_table)).
+//! The host's secret, from which the addresses of libraries and the names of directories are derived.
 //!
-//! It lies in a file that only the store can read, so that a store that is started again finds the same places. Hosts that are
-//! given the same file agree about them.
+//! It lies in a file that only the store can read, so that a store that is started again derives the same addresses. Hosts
+//! that have the same file derive the same ones.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// What nobody else knows.
+/// The key of the hashes.
 #[derive(Clone)]
-pub(crate) struct Secret([u8; 32]);
+pub(crate) struct HostSecret([u8; 32]);
 
-impl core::fmt::Debug for Secret {
+impl core::fmt::Debug for HostSecret {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("HostSecret(..)")
     }
 }
 
-impl Secret {
-    /// One that is forgotten when the store ends.
+impl HostSecret {
+    /// Creates a secret that lasts as long as the store.
     ///
     /// # Errors
-    /// Where there are no random numbers.
-    pub(crate) fn passing() -> io::Result<Self> {
+    /// If there are no random numbers.
+    pub(crate) fn ephemeral() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// That of a file, which is made where there is none.
+    /// Loads the secret of a file, which is created if it is not there.
     ///
     /// # Errors
-    /// `PermissionDenied` where others can read it or have made it, `InvalidData` where it has not 32 bytes; those of reading
-    /// and writing.
-    pub(crate) fn of(path: &Path) -> io::Result<Self> {
+    /// `PermissionDenied` if other users can read it or have created it, `InvalidData` if it is not 32 bytes long; those of
+    /// reading and writing.
+    pub(crate) fn load_or_create(path: &Path) -> io::Result<Self> {
         match Self::read(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
-        let fresh = Self::passing()?;
+        let fresh = Self::ephemeral()?;
         let mut file = match File::options().write(true).create_new(true).mode(0o600).open(path) {
             // Another store was faster.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Self::read(path),
@@ -50,22 +50,24 @@ impl Secret {
     }
 
     fn read(path: &Path) -> io::Result<Self> {
-        let error = |kind, what: &str| io::Error::new(kind, format!("the secret {}: {what}", path.display()));
+        let error = |kind, what: &str| {
+            io::Error::new(kind, format!("cannot use the secret {}: {what}", path.display()))
+        };
         let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         let found = file.metadata()?;
         if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
-            let what = "others may know it: it must be the store's own, with mode 0600";
+            let what = "others may have read it; it must belong to the store's user, with mode 0600";
             return Err(error(io::ErrorKind::PermissionDenied, what));
         }
         let mut bytes = Vec::new();
         file.take(64).read_to_end(&mut bytes)?;
         let bytes =
-            bytes.try_into().map_err(|_| error(io::ErrorKind::InvalidData, "it must have 32 bytes"))?;
+            bytes.try_into().map_err(|_| error(io::ErrorKind::InvalidData, "it is not 32 bytes long"))?;
         Ok(Self(bytes))
     }
 
-    /// A number that cannot be told from a random one by whoever does not know the secret: keyed BLAKE3 of the parts.
-    pub(crate) fn number(&self, parts: &[&[u8]]) -> u64 {
+    /// Returns the first word of the keyed BLAKE3 hash of the parts, which nobody can predict without the secret.
+    pub(crate) fn keyed_hash(&self, parts: &[&[u8]]) -> u64 {
         let mut hash = blake3::Hasher::new_keyed(&self.0);
         for part in parts {
             hash.update(&(part.len() as u64).to_le_bytes());
@@ -82,21 +84,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_made_once_and_known_to_nobody_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("secret");
-        let first = Secret::of(&path).unwrap();
+    fn a_secret_is_created_once_and_only_its_owner_can_read_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        let first = HostSecret::load_or_create(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let again = Secret::of(&path).unwrap();
-        assert_eq!(first.number(&[b"a", b"b"]), again.number(&[b"a", b"b"]));
-        assert_ne!(first.number(&[b"a", b"b"]), first.number(&[b"ab", b""]), "parts are parts");
-        let other = Secret::passing().unwrap();
-        assert_ne!(first.number(&[b"a"]), other.number(&[b"a"]));
-        assert_eq!(format!("{first:?}"), "Secret(..)");
+        let again = HostSecret::load_or_create(&path).unwrap();
+        assert_eq!(first.keyed_hash(&[b"a", b"b"]), again.keyed_hash(&[b"a", b"b"]));
+        assert_ne!(first.keyed_hash(&[b"a", b"b"]), first.keyed_hash(&[b"ab", b""]), "parts are parts");
+        let other = HostSecret::ephemeral().unwrap();
+        assert_ne!(first.keyed_hash(&[b"a"]), other.keyed_hash(&[b"a"]));
+        assert_eq!(format!("{first:?}"), "HostSecret(..)");
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
-        assert_eq!(Secret::of(&path).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(HostSecret::load_or_create(&path).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         std::fs::write(&path, "short").unwrap();
-        assert_eq!(Secret::of(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(HostSecret::load_or_create(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

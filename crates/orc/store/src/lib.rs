@@ -1,4 +1,17 @@
 //! The store: the server that holds one copy of each shared object.
+//!
+//! ```text
+//!   programs ---- sockets ---- server ---- socket pair ---- supervisor
+//!      |                         |                              |
+//!      +------ sealed files -----+---- the same descriptors ----+
+//! ```
+//!
+//! The **server** answers requests. The **supervisor** holds a copy of each of its descriptors, and starts the server again
+//! when it dies ([`supervisor`]).
+//!
+//! A request walks one way: [`server::event_loop`] receives and decodes it, [`server::requests`] decides, a
+//! [transaction](state::transaction) changes the [state](state) and sends each change to the supervisor, and the event loop
+//! sends the reply.
 
 mod client_file;
 mod config;
@@ -17,6 +30,6 @@ mod trust_domain;
 pub mod explain;
 pub mod measure;
 
-pub use config::{Config, Executables, Tenant};
+pub use config::{Config, Executables, NamedTrustDomain};
 pub use run::{prove_disk, run, run_part};
-pub use supervisor::process::{Launcher, Part};
+pub use supervisor::launcher::{Launcher, Part};

@@ -1,4 +1,4 @@
-//! TODO
+//! What the store knows of shared libraries: where each is loaded, and its data as the loader will relocate them.
 
 pub(crate) mod elf;
 pub(crate) mod placement_table;

@@ -1,4 +1,4 @@
-//! TODO
+//! Objects, the files that hold their bytes, and who holds which of them.
 
 pub(crate) mod backing_file;
 pub(crate) mod cache_dropper;

@@ -1,6 +1,7 @@
-//! TODO
+//! The server: receives requests, decides about them and replies.
 
 pub(crate) mod event_loop;
 pub(crate) mod listen;
 pub(crate) mod report;
 pub(crate) mod requests;
+pub(crate) mod service;

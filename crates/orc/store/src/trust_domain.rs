@@ -1,30 +1,30 @@
-//! Trust domains: who shares with whom.
+//! Trust domains: sets of processes that share objects with one another.
 //!
-//! Somebody who may ask for objects by hash can find out what is there. So each trust domain, here *realm*, has a table of
-//! its own: an answer never depends on what others hold, and equal bytes of two realms lie in memory twice. Timing tells
-//! nothing either, as the tables of others are not looked at. What is public is shared by all, and known to all.
+//! A process that may ask for objects by hash can find out what is there. So each trust domain has a table of its own: a
+//! reply never depends on what others hold, and equal bytes of two trust domains lie in memory twice. Nor does the time of a
+//! reply depend on others, because their tables are not looked at. Public objects are shared by all, and known to all.
 
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A set of processes that trust one another with the knowledge of what they have.
+/// A set of processes that may know what the others of the set hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum Realm {
-    /// What everybody may know of.
+pub(crate) enum TrustDomain {
+    /// The owner of public objects, which all clients may use.
     Public,
-    /// The processes of one user, who came through the common socket (`SO_PEERCRED` in unix(7)).
+    /// The processes of one user that connect to the common socket (`SO_PEERCRED` in unix(7)).
     User(u32),
-    /// Whoever can reach the socket of this name: a container, a group of them.
-    Tenant(String),
+    /// All processes that connect to the socket of this name: those of a container, or of a group of containers.
+    Named(String),
 }
 
-impl fmt::Display for Realm {
+impl fmt::Display for TrustDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Public => write!(f, "public"),
             Self::User(uid) => write!(f, "user {uid}"),
-            Self::Tenant(name) => write!(f, "tenant {name}"),
+            Self::Named(name) => write!(f, "named {name}"),
         }
     }
 }

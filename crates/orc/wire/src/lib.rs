@@ -4,7 +4,6 @@
 mod location;
 mod object_id;
 
-pub mod packet;
 pub mod protocol;
 pub mod report;
 pub mod sealed_file;

@@ -1,8 +1,7 @@
-//! Names of objects: the BLAKE3 hash of their bytes, so that a name can be had only from the bytes themselves or from
-//! somebody who had them.
+//! Names of objects: the BLAKE3 hash of their bytes. Only a program that has the bytes, or had them, can know the name.
 
-use core::fmt;
-use core::str::FromStr;
+use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct ObjectId(pub [u8; 32]);
 
 impl ObjectId {
-    /// The name of `bytes`.
+    /// Returns the name of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
@@ -29,9 +28,9 @@ impl fmt::Debug for ObjectId {
     }
 }
 
-/// The text is no name of an object.
+/// A text is not the name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no object's name: 64 hexadecimal digits are")]
+#[error("cannot read the object name '{text}': it is not 64 hexadecimal digits")]
 pub struct ParseIdError {
     text: String,
 }
@@ -46,7 +45,7 @@ impl FromStr for ObjectId {
         }
         let mut id = [0; 32];
         for (byte, digits) in id.iter_mut().zip(text.as_bytes().chunks(2)) {
-            let digits = core::str::from_utf8(digits).map_err(|_| bad())?;
+            let digits = std::str::from_utf8(digits).map_err(|_| bad())?;
             *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
         }
         Ok(Self(id))

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The whole of it.
+/// What a client may know of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Process id of the store.
+    /// The PID of the server.
     pub pid: u32,
-    /// Connections of the trust domains told of.
+    /// How many connections the reported trust domains have.
     pub connections: usize,
-    /// Bytes that each trust domain may have.
+    /// The most bytes of each trust domain.
     pub quota: u64,
     /// The objects.
     pub objects: Vec<ReportedObject>,
@@ -22,24 +22,24 @@ pub struct Report {
 pub struct ReportedObject {
     /// Its name, in hexadecimal digits.
     pub id: String,
-    /// Its trust domain: `public`, `user UID`, `tenant NAME`.
-    pub realm: String,
-    /// Bytes.
+    /// Its trust domain: `public`, `user UID`, `named NAME`.
+    pub trust_domain: String,
+    /// Its length in bytes.
     pub length: u64,
     /// Bytes that it takes of the quota.
     pub charged: u64,
     /// Whether it may be mapped executable.
     pub executable: bool,
-    /// Where it begins in its memory file.
+    /// Its offset in its backing file.
     pub offset: u64,
-    /// The memory file's device, `major:minor` in hexadecimal as in `/proc/PID/maps`.
+    /// The device of the backing file, `major:minor` in hexadecimal as in `/proc/PID/maps`.
     pub device: String,
-    /// The memory file's inode.
+    /// The inode of the backing file.
     pub inode: u64,
-    /// Bytes of the memory file that are in memory or swap, neighbours included.
+    /// Bytes of the backing file that are in memory or swap, other objects in it included.
     pub resident: u64,
     /// How often it was handed out.
     pub served: u64,
-    /// Processes that hold it, by the number of their connections; as they were when they connected.
+    /// How many connections of each PID hold it; PIDs are as they were when they connected.
     pub holders: BTreeMap<i32, usize>,
 }

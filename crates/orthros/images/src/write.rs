@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use orrery_kimage::Kernel;
 
 use crate::encode::Images;
-use crate::model::{PAGE, PageSource, UnnamedFile};
+use crate::model::{PageSource, UnnamedFile};
 
 /// Writes images into a directory, with the pages that are in the dead kernel's memory.
 ///
@@ -21,7 +21,7 @@ pub fn write(images: &Images, kernel: &Kernel, directory: &Path) -> Result<()> {
         let path = directory.join(format!("{}.img", image.name));
         fs::write(&path, &image.bytes).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let mut page = [0; PAGE as usize];
+    let mut page = [0; 4096];
     for (number, ranges) in &images.pages {
         let path = directory.join(format!("pages-{number}.img"));
         let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_long};
 
 use syscalls::Sysno;
 
-use crate::{entry, orthros_answer};
+use crate::{entry, orrery_failover_set_result};
 
 const NAME: &str = "ORTHROS_CALLS";
 /// What is begun again where nothing is said.
@@ -43,14 +43,14 @@ extern "C" fn prepare() {
     match std::env::var(NAME) {
         Err(_) => {
             for call in AGAIN {
-                orthros_answer(c_long::from(call.id()), 1);
+                orrery_failover_set_result(c_long::from(call.id()), 1);
             }
         }
         Ok(text) => {
             for part in text.split(',').filter(|part| !part.is_empty()) {
                 match parse(part) {
                     Some((call, answer)) => {
-                        orthros_answer(call, answer);
+                        orrery_failover_set_result(call, answer);
                     }
                     None => eprintln!(
                         "liborthros: {NAME} says {part:?}, which is no CALL=again, CALL=default or CALL=ERROR; \

@@ -9,7 +9,7 @@
 //! thread go on in `entry` as if the call had led there: the call's number in `rax`, its arguments where they are,
 //! and the way back in `rcx`, which a system call overwrites anyway. No stack is written to before the thread lives.
 //!
-//! The C interface is `include/orthros.h`. After section IV-E-2 of the paper.
+//! The C interface is `include/orrery/failover.h`. After section IV-E-2 of the paper.
 
 mod entry;
 mod environment;
@@ -73,7 +73,7 @@ fn place(call: c_long) -> Option<usize> {
 /// Gives 0, or -1 with `EINVAL` where there is no such call or answer; then nothing has changed. May be called from any
 /// thread, and from signal handlers.
 #[unsafe(no_mangle)]
-pub extern "C" fn orthros_answer(call: c_long, answer: c_int) -> c_int {
+pub extern "C" fn orrery_failover_set_result(call: c_long, answer: c_int) -> c_int {
     let encoded = match answer {
         0 => Some(DEFAULT),
         1 => Some(AGAIN),
@@ -91,7 +91,7 @@ pub extern "C" fn orthros_answer(call: c_long, answer: c_int) -> c_int {
 /// The function runs in the thread that made the call, where it made it, after the rescue: it may do what a signal handler
 /// may. Gives 0, or -1 with `EINVAL` where there is no such call.
 #[unsafe(no_mangle)]
-pub extern "C" fn orthros_handle(call: c_long, handler: Option<Handler>) -> c_int {
+pub extern "C" fn orrery_failover_set_handler(call: c_long, handler: Option<Handler>) -> c_int {
     let Some(place) = place(call) else { return fail(libc::EINVAL) };
     let pointer = handler.map_or(std::ptr::null_mut(), |handler| handler as *mut ());
     let answer = if pointer.is_null() { DEFAULT } else { ASK };
@@ -112,7 +112,7 @@ pub extern "C" fn orthros_handle(call: c_long, handler: Option<Handler>) -> c_in
 ///
 /// `call` leads to a call, whose arguments must be what that system call wants.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orthros_again(call: *const Call) -> c_long {
+pub unsafe extern "C" fn orrery_failover_retry(call: *const Call) -> c_long {
     // SAFETY: as the caller says.
     let call = unsafe { *call };
     let result: c_long;
@@ -150,21 +150,21 @@ mod tests {
 
     #[test]
     fn answers_are_kept_and_nonsense_changes_nothing() {
-        assert_eq!(orthros_answer(82, -libc::EIO), 0);
+        assert_eq!(orrery_failover_set_result(82, -libc::EIO), 0);
         assert_eq!(BLOCK.answers[82].load(Ordering::Relaxed), FAIL | 5);
         for (call, answer) in [(-1, 1), (512, 1), (c_long::MAX, 0), (82, 2), (82, -5000), (82, c_int::MIN)] {
-            assert_eq!(orthros_answer(call, answer), -1, "{call} {answer}");
+            assert_eq!(orrery_failover_set_result(call, answer), -1, "{call} {answer}");
         }
         assert_eq!(BLOCK.answers[82].load(Ordering::Relaxed), FAIL | 5);
-        assert_eq!(orthros_answer(82, 0), 0);
+        assert_eq!(orrery_failover_set_result(82, 0), 0);
         assert_eq!(BLOCK.answers[82].load(Ordering::Relaxed), DEFAULT);
-        assert_eq!(orthros_handle(-3, None), -1);
+        assert_eq!(orrery_failover_set_handler(-3, None), -1);
     }
 
     #[test]
     fn a_call_is_made_again_as_it_was() {
         let call = Call { number: libc::SYS_close, arguments: [-1, 0, 0, 0, 0, 0] };
         // SAFETY: closing what is not open does nothing.
-        assert_eq!(unsafe { orthros_again(&raw const call) }, c_long::from(-libc::EBADF));
+        assert_eq!(unsafe { orrery_failover_retry(&raw const call) }, c_long::from(-libc::EBADF));
     }
 }

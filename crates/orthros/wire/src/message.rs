@@ -220,7 +220,9 @@ mod tests {
 
     #[test]
     fn lines_that_are_no_messages_are_refused() {
-        for line in ["", "[    0.1] kernel: hello", r#"{"report":"pong"}"#, r#"{"request":"ping","pid":1}"#] {
+        for line in
+            ["", "[    0.1] kernel: hello", r#"{"report":"pong"}"#, r#"{"request":"run","argv":[],"pid":1}"#]
+        {
             assert!(decode::<Request>(line.as_bytes()).is_err(), "{line}");
         }
     }

@@ -8,9 +8,9 @@
 //!     ...                          whatever runs below meanwhile
 //! ```
 
-use core::arch::naked_asm;
-use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, AtomicUsize};
+use std::arch::naked_asm;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 macro_rules! keep {
     () => {
@@ -35,8 +35,8 @@ macro_rules! back {
     };
 }
 
-/// Counts itself in `arrived`, and waits while `*round` is `current`; says in `stack` where it does. Returns 0, and 1 in a
-/// thread that [`start_at`] made of it.
+/// Counts itself in `arrived`, and waits while `*round` is `current`; says in `stack` where it does. Returns 0, and 1
+/// in a thread that [`start_at`] made of it.
 ///
 /// # Safety
 /// All three stay valid.
@@ -132,11 +132,12 @@ pub(crate) unsafe extern "C" fn land(stack: usize) -> ! {
     naked_asm!("mov rsp, rdi", "mov eax, 1", "cld", back!(),)
 }
 
-/// Begins to fetch a line of the cache that will be written soon, from whichever CPU has it (PREFETCHW). The address may be any.
+/// Begins to fetch a line of the cache that will be written soon, from whichever CPU has it (PREFETCHW). The address
+/// may be any.
 #[inline(always)]
 pub(crate) fn fetch_for_writing(address: *const u8) {
     // SAFETY: a hint, which neither faults nor changes anything; where the processor has none, it does nothing.
     unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly))
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly))
     };
 }

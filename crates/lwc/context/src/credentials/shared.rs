@@ -1,17 +1,18 @@
 //! Credentials that contexts have in common (`LWC_SHARE` of credentials, section 3.3 of the paper).
 //!
-//! A kernel has them per thread, and no two processes have the same. So each of those who share them says what it changed
-//! before it lets go of control, in memory that those who share them share, and each takes on what was said before it goes
-//! on. Since a thread is in one context at a time, it meets the same credentials in all of them. Whoever shares them could
-//! reach by itself whatever the others did step by step: users and groups are chosen among those that one has.
+//! A kernel has them per thread, and no two processes have the same. So each of those who share them says what it
+//! changed before it releases control, in memory that those who share them share, and each takes on what was said
+//! before it goes on. Since a thread is in one context at a time, it meets the same credentials in all of them. Whoever
+//! shares them could reach by itself whatever the others did step by step: users and groups are chosen among those that
+//! one has.
 //!
-//! Shared are real, effective and saved user and group, the list of groups, and the capability sets (permitted, effective,
-//! inheritable: those of a thread, as the kernel has them). **One that cannot take on what the others have ends**, and with
-//! the root the program: what was given up is not to be there still.
+//! Shared are real, effective and saved user and group, the list of groups, and the capability sets (permitted,
+//! effective, inheritable: those of a thread, as the kernel has them). **One that cannot take on what the others have
+//! ends**, and with the root the program: what was given up is not to be there still.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use core::time::Duration;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 use orrery_domain::{Moment, SharedMemory};
 use rustix::io::Errno;
@@ -52,14 +53,14 @@ struct Record {
 
 /// Credentials that a context shares with others.
 #[derive(Clone, Debug)]
-pub(crate) struct Common {
+pub(crate) struct SharedCredentials {
     memory: Arc<SharedMemory>,
-    /// What each strand of ours has taken on, or said.
+    /// What each logical thread of ours has taken on, or said.
     seen: Vec<Option<u32>>,
     known: Vec<Option<Credentials>>,
 }
 
-impl Common {
+impl SharedCredentials {
     pub(crate) fn new() -> Result<Self> {
         let memory = Arc::new(SharedMemory::new("orrery-credentials", size_of::<Record>())?);
         Ok(Self { memory, seen: Vec::new(), known: Vec::new() })
@@ -73,7 +74,7 @@ impl Common {
 
 impl Record {
     /// Says what one has, and after which change that is.
-    fn say(&self, own: &Credentials) -> Option<u32> {
+    fn publish(&self, own: &Credentials) -> Option<u32> {
         let end = Moment::now().after(PATIENCE);
         let before = loop {
             let changes = self.changes.load(SeqCst);
@@ -120,26 +121,26 @@ impl Record {
     }
 }
 
-impl Common {
+impl SharedCredentials {
     /// Publishes what the calling thread has, if that is news.
-    pub(crate) fn publish(&mut self, strand: u32) {
+    pub(crate) fn publish(&mut self, logical_thread: u32) {
         let Ok(own) = Credentials::own() else { kill_self() };
-        let known = entry(&mut self.known, strand);
+        let known = entry(&mut self.known, logical_thread);
         if known.as_ref() == Some(&own) {
             return;
         }
         let first = known.is_none() && self.record().changes.load(SeqCst) != 0;
-        *entry(&mut self.known, strand) = Some(own.clone());
+        *entry(&mut self.known, logical_thread) = Some(own.clone());
         // A thread that has just begun has what the others had when it did: that is no news.
         if !first {
-            let Some(after) = self.record().say(&own) else { kill_self() };
-            *entry(&mut self.seen, strand) = Some(after);
+            let Some(after) = self.record().publish(&own) else { kill_self() };
+            *entry(&mut self.seen, logical_thread) = Some(after);
         }
     }
 
     /// Takes on what the others have published. What cannot be taken on ends this context.
-    pub(crate) fn follow(&mut self, strand: u32) {
-        let seen = *entry(&mut self.seen, strand);
+    pub(crate) fn follow(&mut self, logical_thread: u32) {
+        let seen = *entry(&mut self.seen, logical_thread);
         if seen == Some(self.record().changes.load(SeqCst)) {
             return;
         }
@@ -148,8 +149,8 @@ impl Common {
         if taken.is_err() || Credentials::own().as_ref() != Ok(&said) {
             kill_self();
         }
-        *entry(&mut self.seen, strand) = Some(after);
-        *entry(&mut self.known, strand) = Some(said);
+        *entry(&mut self.seen, logical_thread) = Some(after);
+        *entry(&mut self.known, logical_thread) = Some(said);
     }
 }
 
@@ -213,7 +214,7 @@ impl Credentials {
     }
 }
 
-fn checked(result: core::result::Result<usize, syscalls::Errno>) -> rustix::io::Result<usize> {
+fn checked(result: std::result::Result<usize, syscalls::Errno>) -> rustix::io::Result<usize> {
     result.map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
 }
 
@@ -227,19 +228,19 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard() {
-        let common = Common::new().unwrap();
+        let shared_credentials = SharedCredentials::new().unwrap();
         let said = Credentials {
             users: [1, 2, 3],
             groups: [4, 5, 6],
             capabilities: [7, u64::MAX, 8],
             others: (10..1000).collect(),
         };
-        assert_eq!(common.record().hear(), Some((0, Credentials::default())));
-        assert_eq!(common.record().say(&said), Some(2));
-        assert_eq!(common.record().hear(), Some((2, said.clone())));
+        assert_eq!(shared_credentials.record().hear(), Some((0, Credentials::default())));
+        assert_eq!(shared_credentials.record().publish(&said), Some(2));
+        assert_eq!(shared_credentials.record().hear(), Some((2, said.clone())));
         let fewer = Credentials { others: vec![3], ..said };
-        assert_eq!(common.record().say(&fewer), Some(4));
-        assert_eq!(common.record().hear(), Some((4, fewer)));
+        assert_eq!(shared_credentials.record().publish(&fewer), Some(4));
+        assert_eq!(shared_credentials.record().hear(), Some((4, fewer)));
         assert_eq!(Credentials::own(), Credentials::own());
     }
 }

@@ -1,12 +1,12 @@
-//! A table of descriptors that contexts have in common (`LWC_SHARE` of descriptors, section 5.2 of the paper): the kernel's
-//! own, by CLONE_FILES in clone(2). What one opens or closes is open or closed in the other, at once; kcmp(2) says that they
-//! are one. A part of a table cannot be shared.
+//! A table of descriptors that contexts have in common (`LWC_SHARE` of descriptors, section 5.2 of the paper): the
+//! kernel's own, by CLONE_FILES in clone(2). What one opens or closes is open or closed in the other, at once; kcmp(2)
+//! says that they are one. A part of a table cannot be shared.
 //!
-//! The library's own descriptors lie in there, too, those of all who share it: ends of names, pidfds and so on. None may
-//! outlive its owner, for others would hear of its end by them, and a new context with a table of its own must have none but
-//! its creator's. So each says which numbers are its own, in memory that those who share the table share: before it lets
-//! go of control, and before it creates a context. The others, when they next create or close something, close what
-//! one that is dead has left. Numbers of 65536 and above are not noted.
+//! The library's own descriptors lie in there, too, those of all who share it: ends of names, pidfds and so on. None
+//! may outlive its owner, for others would hear of its end by them, and a new context with a table of its own must have
+//! none but its creator's. So each says which numbers are its own, in memory that those who share the table share:
+//! before it lets go of control, and before it creates a context. The others, when they next create or close something,
+//! close what one that is dead has left. Numbers of 65536 and above are not noted.
 
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use orrery_domain::SharedMemory;
 use orrery_domain::gate::is_dead;
 use orrery_sys::descriptors;
 
-use crate::descriptors::table::{Owners, SIZE, Table, Tenant, close};
+use crate::descriptors::table::{Member, Owners, SIZE, SharedTable, close};
 use crate::error::Result;
 use crate::state::State;
 
@@ -27,17 +27,17 @@ impl State {
             let owners = Owners(SharedMemory::new("orrery-table", SIZE)?);
             let me = owners.reserve()?;
             owners.join(me);
-            self.table = Some(Table { owners, me, next: 0, said: Vec::new(), tenants: Vec::new() });
+            self.table = Some(SharedTable { owners, me, next: 0, said: Vec::new(), members: Vec::new() });
         }
         if let Some(table) = &mut self.table {
             table.next = table.owners.reserve()?;
         }
-        self.say_own();
+        self.publish_descriptors();
         Ok(())
     }
 
     /// Says which descriptors of a shared table are ours.
-    pub(crate) fn say_own(&mut self) {
+    pub(crate) fn publish_descriptors(&mut self) {
         if self.table.is_none() {
             return;
         }
@@ -57,34 +57,34 @@ impl State {
     }
 
     /// A context that shares the table has been created.
-    pub(crate) fn add_tenant(&mut self, pidfd: Rc<OwnedFd>, grant: usize) {
+    pub(crate) fn add_member(&mut self, pidfd: Rc<OwnedFd>, grant: usize) {
         if let Some(table) = &mut self.table {
-            table.tenants.push(Tenant { who: table.next, pidfd, grant });
+            table.members.push(Member { who: table.next, pidfd, grant });
         }
     }
 
     /// Closes what contexts that shared the table, and are dead, have left in it.
     pub(crate) fn sweep_table(&mut self) {
         let Some(table) = &mut self.table else { return };
-        let dead: Vec<Tenant> =
-            table.tenants.extract_if(.., |tenant| is_dead(tenant.pidfd.as_fd())).collect();
-        for tenant in &dead {
-            table.owners.clear_out(tenant.who);
+        let dead: Vec<Member> =
+            table.members.extract_if(.., |member| is_dead(member.pidfd.as_fd())).collect();
+        for member in &dead {
+            table.owners.close_all_of(member.who);
         }
         // Those whom others have created.
         for who in table.owners.dead() {
-            table.owners.clear_out(who);
+            table.owners.close_all_of(who);
         }
         // The root sees for itself that nobody holds them any more.
-        if self.leash.is_some() {
-            dead.iter().for_each(|tenant| self.drop_grant(tenant.grant));
+        if self.lifetime.is_some() {
+            dead.iter().for_each(|member| self.drop_grant(member.grant));
         }
     }
 
     /// Closes what a context has left that was to share the table, and died before it did.
-    pub(crate) fn clear_out_unborn(&self) {
+    pub(crate) fn clear_failed_spawn(&self) {
         if let Some(table) = &self.table {
-            table.owners.clear_out(table.next);
+            table.owners.close_all_of(table.next);
         }
     }
 
@@ -97,8 +97,8 @@ impl State {
         }
     }
 
-    /// In a new context that shares its creator's table: what is its creator's stays that one's, and what both need, this one
-    /// has a copy of.
+    /// In a new context that shares its creator's table: what is its creator's stays that one's, and what both need,
+    /// this one has a copy of.
     pub(crate) fn share_table(&mut self) -> rustix::io::Result<()> {
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map(descriptors::raise);
         let leave = |fd: OwnedFd| {
@@ -107,29 +107,29 @@ impl State {
         for grant in self.grants.drain(..).flatten() {
             leave(grant.socket);
         }
-        self.leash = None;
-        core::mem::forget(self.door.take());
+        self.lifetime = None;
+        std::mem::forget(self.rendezvous.take());
         self.leave_kicks();
-        if let Some(knocker) = self.knocker.take() {
-            self.knocker = Some(copy(&knocker)?);
-            leave(knocker);
+        if let Some(connector) = self.connector.take() {
+            self.connector = Some(copy(&connector)?);
+            leave(connector);
         }
         let pidfd = copy(&self.pidfd)?;
-        leave(core::mem::replace(&mut self.pidfd, pidfd));
+        leave(std::mem::replace(&mut self.pidfd, pidfd));
         for shared in &mut self.shared {
             let file = copy(&shared.file)?;
-            leave(core::mem::replace(&mut shared.file, file));
+            leave(std::mem::replace(&mut shared.file, file));
         }
         for peer in self.peers.iter_mut().flatten() {
             let pidfd = Rc::new(copy(&peer.pidfd)?);
-            core::mem::forget(core::mem::replace(&mut peer.pidfd, pidfd));
-            core::mem::forget(peer.listener.take());
+            std::mem::forget(std::mem::replace(&mut peer.pidfd, pidfd));
+            std::mem::forget(peer.listener.take());
         }
         if let Some(table) = &mut self.table {
             table.me = table.next;
             table.owners.join(table.me);
             table.said.clear();
-            table.tenants.drain(..).for_each(core::mem::forget);
+            table.members.drain(..).for_each(std::mem::forget);
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub(super) struct Owners(pub(super) SharedMemory);
 impl Owners {
     fn all(&self) -> &[AtomicU16] {
         // SAFETY: the memory is page-aligned, zeroed, of that size, and holds nothing but atomics.
-        unsafe { core::slice::from_raw_parts(self.0.start().as_ptr().cast(), NUMBERS) }
+        unsafe { std::slice::from_raw_parts(self.0.start().as_ptr().cast(), NUMBERS) }
     }
 
     pub(super) fn of(&self, number: RawFd) -> Option<&AtomicU16> {
@@ -39,7 +39,7 @@ impl Owners {
         // SAFETY: as above, behind the numbers.
         unsafe {
             let start = self.0.start().as_ptr().add(NUMBERS * size_of::<AtomicU16>());
-            core::slice::from_raw_parts(start.cast(), MEMBERS)
+            std::slice::from_raw_parts(start.cast(), MEMBERS)
         }
     }
 
@@ -77,7 +77,7 @@ impl Owners {
     }
 
     /// Closes what somebody who is dead has left.
-    pub(super) fn clear_out(&self, whose: u16) {
+    pub(super) fn close_all_of(&self, whose: u16) {
         for number in self.numbers(|owner| owner == whose) {
             if let Some(owner) = self.of(number) {
                 owner.store(0, SeqCst);
@@ -90,19 +90,19 @@ impl Owners {
 
 /// A table that a context shares with others.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct SharedTable {
     pub(super) owners: Owners,
     /// Who we are there, and who a new context is.
     pub(super) me: u16,
     pub(super) next: u16,
     /// What we said last.
     pub(super) said: Vec<RawFd>,
-    pub(super) tenants: Vec<Tenant>,
+    pub(super) members: Vec<Member>,
 }
 
 /// A context that we created to share it.
 #[derive(Debug)]
-pub(super) struct Tenant {
+pub(super) struct Member {
     pub(super) who: u16,
     pub(super) pidfd: Rc<OwnedFd>,
     /// Our end of the name that it has of us.
@@ -111,9 +111,9 @@ pub(super) struct Tenant {
 
 /// The ends that are made for a new context before it is there, by which it lives if it shares our table.
 #[derive(Debug)]
-pub(crate) struct Dowry([(RawFd, Option<u64>); 2]);
+pub(crate) struct InitialFds([(RawFd, Option<u64>); 2]);
 
-impl Dowry {
+impl InitialFds {
     /// Leaves them to it.
     pub(crate) fn of(ends: [OwnedFd; 2]) -> Self {
         Self(ends.map(|end| {
@@ -123,7 +123,7 @@ impl Dowry {
     }
 
     /// It never lived: closes what it left of them.
-    pub(crate) fn take_back(self) {
+    pub(crate) fn close_remaining(self) {
         for (number, inode_then) in self.0 {
             if inode_then.is_some() && inode(number) == inode_then {
                 close(number);
@@ -137,9 +137,9 @@ pub(super) fn close(number: RawFd) {
     let _ = unsafe { syscall!(Sysno::close, number) };
 }
 
-impl Table {
-    /// The numbers by which it knows its tenants.
-    pub(crate) fn tenants(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.tenants.iter().map(|tenant| &*tenant.pidfd)
+impl SharedTable {
+    /// The numbers by which it knows its members.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.members.iter().map(|member| &*member.pidfd)
     }
 }

@@ -1,11 +1,12 @@
-//! Spares: a context that is killed goes on from a state that was good ([`Context::keep_good`](crate::Context::keep_good)).
+//! Checkpoints: a context that is killed goes on from a state that was good
+//! ([`Context::checkpoint`](crate::Context::keep_good)).
 //!
-//! Asked to, a context forks: the copy, its *spare*, has the same ends of descriptors and links, and sleeps. When the root
-//! buries the context, it gives the seat to the spare, with its generation: all names stay what they are. The spare passes
-//! over whatever was said to its predecessor since, and parks.
+//! Asked to, a context forks: the copy, its *checkpoint*, has the same ends of descriptors and links, and sleeps. When
+//! the root reaps the context, it gives the slot to the checkpoint, with its generation: all names stay what they are.
+//! The checkpoint passes over whatever was said to its predecessor since, and parks.
 //!
-//! A spare is its original's child, for that one to bury when it is replaced by a newer one; and when the original dies,
-//! nobody's, as a double is ([`crate::fork::context_copy`]).
+//! A checkpoint is its original's child, for that one to reap when it is replaced by a newer one; and when the original
+//! dies, nobody's, as a copy is ([`crate::fork::context_copy`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -26,19 +27,19 @@ use crate::fork::context_copy::end_at_once;
 use crate::peers::socket::is_readable;
 use crate::peers::socket::own_pidfd;
 use crate::shared::program::own_thread;
-use crate::spawn::lifetime::Leash;
+use crate::spawn::lifetime::Lifetime;
 use crate::switch::slow;
 use crate::threads::logical;
 use crate::threads::state_lock::Held;
-use crate::threads::stop_threads::Still;
+use crate::threads::stop_threads::StoppedThreads;
 use crate::types::Arrival;
 use orrery_rollback::watcher;
 
-/// How long a spare may take to set itself up.
+/// How long a checkpoint may take to set itself up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// In a context that a peer asked for a spare: makes it and says so. In the spare, once it has the context's seat: waits
-/// until somebody switches to it.
+/// In a context that a peer asked for a checkpoint: makes it and says so. In the checkpoint, once it has the context's
+/// slot: waits until somebody switches to it.
 pub(crate) fn serve(state: &mut Held, slot: usize) -> Option<Arrival> {
     let through = state.peer(slot).ok().and_then(|peer| peer.through);
     let entitled = through
@@ -57,10 +58,10 @@ fn make(state: &mut Held) -> rustix::io::Result<Option<Arrival>> {
     discard(state);
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let (reader, writer) = (orrery_sys::descriptors::raise(reader), orrery_sys::descriptors::raise(writer));
-    let others = Still::hold(state.program, state.me).map_err(|_| Errno::AGAIN)?;
+    let others = StoppedThreads::hold(state.program, state.me).map_err(|_| Errno::AGAIN)?;
     set_copied(state, true);
-    let mask = others.as_ref().map_or_else(signals::block_all, Still::mask);
-    // SAFETY: where another thread held what the spare needs, it hangs, and is not waited for beyond the limit.
+    let mask = others.as_ref().map_or_else(signals::block_all, StoppedThreads::mask);
+    // SAFETY: where another thread held what the checkpoint needs, it hangs, and is not waited for beyond the limit.
     let copied = unsafe { copy_process(Kin::HiddenChild) };
     if let Ok(None) = copied {
         let _left = std::mem::ManuallyDrop::new(others);
@@ -77,13 +78,13 @@ fn make(state: &mut Held) -> rustix::io::Result<Option<Arrival>> {
     if !is_readable(std::os::fd::AsFd::as_fd(&reader), until)
         || rustix::io::read(&reader, &mut said[..]) != Ok(1)
     {
-        bury(copied.pid);
+        reap(copied.pid);
         return Err(Errno::NOMEM);
     }
-    let seat = state.seat();
-    seat.spare_strand.store(state.strand, SeqCst);
-    seat.spare.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
-    state.spare = Some(copied.pid);
+    let context_slot = state.context_slot();
+    context_slot.spare_strand.store(state.logical_thread, SeqCst);
+    context_slot.checkpoint_pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
+    state.checkpoint_pid = Some(copied.pid);
     Ok(None)
 }
 
@@ -94,16 +95,16 @@ fn set_copied(state: &Held, copied: bool) {
     }
 }
 
-/// Ends the spare that there is.
+/// Ends the checkpoint that there is.
 fn discard(state: &mut Held) {
-    state.seat().spare.store(0, SeqCst);
-    if let Some(spare) = state.spare.take() {
-        bury(spare);
+    state.context_slot().checkpoint_pid.store(0, SeqCst);
+    if let Some(checkpoint_pid) = state.checkpoint_pid.take() {
+        reap(checkpoint_pid);
     }
 }
 
 /// Ends a child.
-fn bury(child: Pid) {
+fn reap(child: Pid) {
     let all = WaitIdOptions::from_bits_retain(libc::__WALL.cast_unsigned());
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | all;
     if rustix::process::waitid(WaitId::Pid(child), look).is_ok() {
@@ -113,29 +114,29 @@ fn bury(child: Pid) {
     }
 }
 
-/// In the spare.
+/// In the checkpoint.
 fn be_spare(state: &mut Held, writer: OwnedFd, mask: signals::Mask) -> Arrival {
     let ready = set_up(state).is_ok() && rustix::io::write(&writer, &[1]) == Ok(1);
     drop(writer);
     if !ready {
         end_at_once();
     }
-    let seat = state.seat();
+    let context_slot = state.context_slot();
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
     // The watcher ends us where the root dies, or nobody holds a descriptor of us any more.
     loop {
-        let there = seat.pid.load(SeqCst);
+        let there = context_slot.pid.load(SeqCst);
         if there == own {
             break;
         }
-        let _ = futex::wait(&seat.pid, futex::Flags::empty(), there, None);
+        let _ = futex::wait(&context_slot.pid, futex::Flags::empty(), there, None);
     }
     if take_over(state).is_err() {
         end_at_once();
     }
     signals::set_mask(mask);
-    seat.settled.store(1, SeqCst);
-    let _ = futex::wake(&seat.settled, futex::Flags::empty(), u32::MAX >> 1);
+    context_slot.settled.store(1, SeqCst);
+    let _ = futex::wake(&context_slot.settled, futex::Flags::empty(), u32::MAX >> 1);
     slow::park(state, None, None).unwrap_or_else(|_| kill_self())
 }
 
@@ -147,39 +148,39 @@ fn set_up(state: &mut Held) -> Result<()> {
         link.set_copied(false);
     }
     state.leave_table();
-    state.common = None;
+    state.shared_credentials = None;
     state.pidfd = own_pidfd()?;
-    state.spare = None;
-    logical::know(state.strand);
-    state.forget_strands();
-    if let Some(leash) = state.leash.take() {
-        leash.close_copy();
+    state.checkpoint_pid = None;
+    logical::know(state.logical_thread);
+    state.forget_threads();
+    if let Some(lifetime) = state.lifetime.take() {
+        lifetime.close_copy();
     }
-    let leash = Leash::make(state.program, state.me)?;
-    state.leash = Some(leash);
+    let lifetime = Lifetime::make(state.program, state.me)?;
+    state.lifetime = Some(lifetime);
     for (slot, grant) in state.grants.iter().enumerate() {
         if let Some(grant) = grant {
-            leash.add(&grant.socket, slot)?;
+            lifetime.add(&grant.socket, slot)?;
         }
     }
     let mut watcher = Watcher::prepare(state.main, std::ptr::null())?;
     // SAFETY: as for a new context.
-    unsafe { watcher.listen(leash.ear()) };
-    start(watcher, leash)
+    unsafe { watcher.listen(lifetime.ear()) };
+    start(watcher, lifetime)
 }
 
-fn start(watcher: Watcher, leash: &'static Leash) -> Result<()> {
+fn start(watcher: Watcher, lifetime: &'static Lifetime) -> Result<()> {
     let watcher = Box::leak(Box::new(watcher));
     let thread = watcher.start().map_err(|e| crate::Error::system("start a watcher", 0, e))?;
-    watcher::set(thread, [watcher.stack(), leash.pages()]);
+    watcher::set(thread, [watcher.stack(), lifetime.pages()]);
     Ok(())
 }
 
-/// The seat is ours.
+/// The slot is ours.
 fn take_over(state: &mut Held) -> Result<()> {
-    for strand in state.program.strands() {
+    for logical_thread in state.program.logical_threads() {
         for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
-            link.catch_up(strand);
+            link.catch_up(logical_thread);
         }
     }
     let place = state.place();

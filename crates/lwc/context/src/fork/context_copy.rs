@@ -1,23 +1,24 @@
-//! Doubles: a program forks, and its contexts with it.
+//! Copies: a program forks, and its contexts with it.
 //!
-//! A process can only be copied by itself. So the copy of the root, the *new root*, asks each context for a copy of itself,
-//! its *double*, and makes of all these a program of its own:
+//! A process can only be copied by itself. So the copy of the root, the *new root*, asks each context for a copy of
+//! itself, its *copy*, and makes of all these a program of its own:
 //!
-//! 1. It rings each context at the place of the strand that forked. There the context, parked, knocks at the root's door
-//!    ([`crate::fork::rendezvous`]), which the new root has inherited.
-//! 2. It forks twice, so that the double is nobody's child who would have to bury it, and goes on waiting. The double says
-//!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with the
-//!    memory that it shares with each of those, and memory that it shares with others ([`crate::Spec::share`]).
-//! 3. The new root makes all of these anew: one socket pair for each pair of ends, one link for each link, one file for
-//!    each shared file, with its bytes. Doubles that knew each other name the same [`Id`]s, and nobody else can. Shared files
-//!    are shown, not named.
-//! 4. Each double puts what it gets into the place of what it had, under the same numbers, starts its watcher, which watches
-//!    the new root, and parks.
+//! 1. It rings each context at the place of the logical thread that forked. There the context, parked, connects at the
+//!    root's door ([`crate::fork::rendezvous`]), which the new root has inherited.
+//! 2. It forks twice, so that the copy is nobody's child who would have to reap it, and goes on waiting. The copy says
+//!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with
+//!    the memory that it shares with each of those, and memory that it shares with others ([`crate::Spec::share`]).
+//! 3. The new root makes all of these again: one socket pair for each pair of ends, one link for each link, one file
+//!    for each shared file, with its bytes. Doubles that knew each other name the same [`Id`]s, and nobody else can.
+//!    Shared files are shown, not named.
+//! 4. Each copy puts what it gets into the place of what it had, under the same numbers, starts its watcher, which
+//!    watches the new root, and parks.
 //!
-//! So no double has any way to the contexts of the other program, nor they to it. A context that does not answer in time, because
-//! it runs or is stopped, has no double, nor has one whose system calls are trapped: its double's would go on arriving in the
-//! old program, for the kernel knows one listener for a filter and all who inherit it. Nor has one from which calls are withheld that
-//! this takes ([`NEEDED`]). Descriptors of such contexts are there, and their contexts gone.
+//! So no copy has any way to the contexts of the other program, nor they to it. A context that does not answer in time,
+//! because it runs or is stopped, has no copy, nor has one whose system calls are trapped: its copy's would go on
+//! arriving in the old program, for the kernel knows one listener for a filter and all who inherit it. Nor has one from
+//! which calls are withheld that this takes ([`NEEDED`]). Descriptors of such contexts are there, and their contexts
+//! gone.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -37,24 +38,24 @@ use syscalls::{Sysno, syscall};
 use crate::credentials::isolation;
 use crate::error::{Error, Result};
 use crate::exit::kill_self;
-use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PEER, READY, SHARED};
-use crate::fork::rendezvous::{PATIENCE, knock};
+use crate::fork::message::{ALL, CONNECT, ForkMessage, GO, GRANT, HERE, PEER, READY, SHARED};
+use crate::fork::rendezvous::{PATIENCE, connect};
 use crate::id::Id;
 use crate::memory::ranges::map;
 use crate::peers::socket::{inode, own_pidfd};
 use crate::shared::link::Link;
 use crate::shared::program::{DECLINED, Program, own_thread};
-use crate::spawn::lifetime::Leash;
+use crate::spawn::lifetime::Lifetime;
 use crate::state::State;
 use crate::switch::slow;
 use crate::syscalls::filter::Calls;
 use crate::threads::logical;
 use crate::threads::state_lock::Held;
-use crate::threads::stop_threads::Still;
+use crate::threads::stop_threads::StoppedThreads;
 use crate::types::Arrival;
 use orrery_rollback::watcher;
 
-/// What a context must be allowed to do to make a double of itself.
+/// What a context must be allowed to do to make a copy of itself.
 const NEEDED: [libc::c_long; 24] = [
     libc::SYS_socketpair,
     libc::SYS_sendmsg,
@@ -83,30 +84,30 @@ const NEEDED: [libc::c_long; 24] = [
     libc::SYS_read,
 ];
 
-/// Whether a context that may not make these calls cannot make a double of itself.
+/// Whether a context that may not make these calls cannot make a copy of itself.
 pub(crate) fn takes(withheld: &Calls) -> bool {
     NEEDED.iter().any(|call| u32::try_from(*call).is_ok_and(|number| withheld.has(number)))
 }
 
-/// In a context that is parked and was asked for its double: makes it. In the double: waits until somebody switches to it.
+/// In a context that is parked and was asked for its copy: makes it. In the copy: waits until somebody switches to it.
 pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
-    let asked = &state.place().asked_to_double;
+    let asked = &state.place().copy_requested;
     let line =
-        state.knocker.as_ref().filter(|_| !state.cannot_double).and_then(|knocker| knock(knocker).ok());
+        state.connector.as_ref().filter(|_| !state.cannot_copy).and_then(|connector| connect(connector).ok());
     let Some(line) = line else {
         asked.store(DECLINED, SeqCst);
         return None;
     };
     asked.store(0, SeqCst);
     let until = Moment::now().after(PATIENCE);
-    let hello = Note { what: KNOCK, seat: state.me, ..Note::default() };
+    let hello = ForkMessage { what: CONNECT, context_slot: state.me, ..ForkMessage::default() };
     hello.send(line.as_fd(), &[]).ok()?;
-    let (_, fds) = Note::expect(line.as_fd(), until, GO, 3).ok()?;
-    let [program, root, knocker] = <[OwnedFd; 3]>::try_from(fds).ok()?;
-    let others = Still::hold(state.program, state.me).ok()?;
-    let mask = others.as_ref().map_or_else(signals::block_all, Still::mask);
-    // SAFETY: the first copy does nothing but make the second. That one hangs where another thread held what it needs, and
-    // is not waited for beyond the limit.
+    let (_, fds) = ForkMessage::expect(line.as_fd(), until, GO, 3).ok()?;
+    let [program, root, connector] = <[OwnedFd; 3]>::try_from(fds).ok()?;
+    let others = StoppedThreads::hold(state.program, state.me).ok()?;
+    let mask = others.as_ref().map_or_else(signals::block_all, StoppedThreads::mask);
+    // SAFETY: the first copy does nothing but make the second. That one hangs where another thread held what it needs,
+    // and is not waited for beyond the limit.
     let copied = unsafe { copy_process(Kin::HiddenChild) };
     if let Ok(None) = copied {
         let _left = ManuallyDrop::new(others);
@@ -115,7 +116,7 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
             Ok(None) => {}
             _ => end_at_once(),
         }
-        state.knocker = Some(knocker);
+        state.connector = Some(connector);
         return match become_double(state, &line, program, root, mask, until) {
             Ok(()) => match slow::park(state, None, None) {
                 Ok(arrival) => Some(arrival),
@@ -143,7 +144,7 @@ pub(crate) fn end_at_once() -> ! {
     }
 }
 
-/// In the double, which is a copy of a parked context, all by itself.
+/// In the copy, which is a copy of a parked context, all by itself.
 fn become_double(
     state: &mut Held,
     line: &OwnedFd,
@@ -155,56 +156,58 @@ fn become_double(
     let failed = |errno| Error::system("make a double of a context", 0, errno);
     state.keep();
     state.leave_table();
-    state.common = None;
+    state.shared_credentials = None;
     let pidfd = own_pidfd()?;
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
     if state.isolated {
         // The number that its filter lets it name is its original's.
         isolation::from_limits(own, &Calls::none()).map_err(failed)?;
     }
-    let (me, strand) = (state.me, state.strand);
-    let here = Note { what: HERE, seat: me, index: own, ..Note::default() };
+    let (me, logical_thread) = (state.me, state.logical_thread);
+    let here = ForkMessage { what: HERE, context_slot: me, index: own, ..ForkMessage::default() };
     here.send(line.as_fd(), &[pidfd.as_fd()]).map_err(failed)?;
 
-    // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are broken
-    // off, or is replaced.
+    // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are
+    // broken off, or is replaced.
     unsafe { state.program.leave() };
     state.program = Box::leak(Box::new(Program::join(program.as_fd())?));
     state.creator = Creator::here();
     state.pidfd = pidfd;
-    logical::know(strand);
-    state.spare = None;
-    state.forget_strands();
-    if let Some(leash) = state.leash.take() {
-        leash.close_copy();
+    logical::know(logical_thread);
+    state.checkpoint_pid = None;
+    state.forget_threads();
+    if let Some(lifetime) = state.lifetime.take() {
+        lifetime.close_copy();
     }
-    let main = core::mem::replace(&mut state.main, root.into_raw_fd());
+    let main = std::mem::replace(&mut state.main, root.into_raw_fd());
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(main) };
     exchange(state, line, until).map_err(failed)?;
     state.list_names();
 
-    let place = state.program.place(strand, me);
-    state.program.clear_place(strand, me);
+    let place = state.program.place(logical_thread, me);
+    state.program.clear_place(logical_thread, me);
     place.thread.store(own_thread(), SeqCst);
-    let leash = Leash::make(state.program, me)?;
-    state.leash = Some(leash);
+    let lifetime = Lifetime::make(state.program, me)?;
+    state.lifetime = Some(lifetime);
     for (slot, grant) in state.grants.iter().enumerate() {
         if let Some(grant) = grant {
-            leash.add(&grant.socket, slot)?;
+            lifetime.add(&grant.socket, slot)?;
         }
     }
     let mut watcher = Watcher::prepare(state.main, place.face.mark())?;
     // SAFETY: as for a new context.
-    unsafe { watcher.listen(leash.ear()) };
+    unsafe { watcher.listen(lifetime.ear()) };
     let watcher = Box::leak(Box::new(watcher));
     let thread = watcher.start().map_err(failed)?;
-    watcher::set(thread, [watcher.stack(), leash.pages()]);
+    watcher::set(thread, [watcher.stack(), lifetime.pages()]);
     signals::set_mask(mask);
-    Note { what: READY, seat: me, ..Note::default() }.send(line.as_fd(), &[]).map_err(failed)
+    ForkMessage { what: READY, context_slot: me, ..ForkMessage::default() }
+        .send(line.as_fd(), &[])
+        .map_err(failed)
 }
 
-/// In a double: says what it has, and puts what it gets in its place.
+/// In a copy: says what it has, and puts what it gets in its place.
 fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Result<()> {
     let line = line.as_fd();
     for (note, shared) in inventory(state) {
@@ -212,9 +215,9 @@ fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Res
             shared.iter().filter_map(|index| Some(state.shared.get(*index)?.file.as_fd())).collect();
         note.send(line, &shown)?;
     }
-    Note { what: ALL, ..Note::default() }.send(line, &[])?;
+    ForkMessage { what: ALL, ..ForkMessage::default() }.send(line, &[])?;
     loop {
-        let (note, fds) = Note::receive(line, until)?;
+        let (note, fds) = ForkMessage::receive(line, until)?;
         if note.what == ALL {
             state.forget_links();
             return Ok(());
@@ -223,27 +226,35 @@ fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Res
     }
 }
 
-/// What a context has that its double needs anew; for shared memory, which.
-pub(crate) fn inventory(state: &State) -> Vec<(Note, Option<usize>)> {
+/// What a context has that its copy needs again; for shared memory, which.
+pub(crate) fn inventory(state: &State) -> Vec<(ForkMessage, Option<usize>)> {
     let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
     let grants = state.grants.iter().enumerate().filter_map(|(index, grant)| {
         let id = grant.as_ref()?.id.0;
-        Some((Note { what: GRANT, index: number(index), id, ..Note::default() }, None))
+        Some((ForkMessage { what: GRANT, index: number(index), id, ..ForkMessage::default() }, None))
     });
     let peers = state.peers.iter().enumerate().filter_map(|(index, peer)| {
         let peer = peer.as_ref()?;
         let link = peer.link.as_ref().map_or(Id::NONE, |link| link.id).0;
         let side = peer.link.as_ref().map_or(0, |link| number(link.side()));
-        let note = Note { what: PEER, seat: peer.seat, index: number(index), side, id: peer.id.0, link };
+        let note = ForkMessage {
+            what: PEER,
+            context_slot: peer.context_slot,
+            index: number(index),
+            side,
+            id: peer.id.0,
+            link,
+        };
         Some((note, None))
     });
-    let shared = (0..state.shared.len())
-        .map(|index| (Note { what: SHARED, index: number(index), ..Note::default() }, Some(index)));
+    let shared = (0..state.shared.len()).map(|index| {
+        (ForkMessage { what: SHARED, index: number(index), ..ForkMessage::default() }, Some(index))
+    });
     grants.chain(peers).chain(shared).collect()
 }
 
 /// Puts something new in the place of what a note says.
-pub(crate) fn install(state: &mut State, note: &Note, fds: Vec<OwnedFd>) -> rustix::io::Result<()> {
+pub(crate) fn install(state: &mut State, note: &ForkMessage, fds: Vec<OwnedFd>) -> rustix::io::Result<()> {
     let index = note.index as usize;
     let mut fds = fds.into_iter();
     let first = fds.next().ok_or(Errno::BADMSG)?;

@@ -1,4 +1,4 @@
-//! What doubles and a new root say to each other ([`crate::fork::context_copy`]).
+//! What copies and a new root say to each other ([`crate::fork::context_copy`]).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,12 +16,12 @@ use rustix::net::{
 use crate::fork::rendezvous::PATIENCE;
 use crate::peers::socket::is_readable;
 
-/// One message between a double and the new root, with at most three descriptors.
+/// One message between a copy and the new root, with at most three descriptors.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Note {
+pub(crate) struct ForkMessage {
     pub(crate) what: u32,
-    pub(crate) seat: u32,
-    /// A place in a list of the double's.
+    pub(crate) context_slot: u32,
+    /// A place in a list of the copy's.
     pub(crate) index: u32,
     /// For a link, from which side it is seen.
     pub(crate) side: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Note {
     pub(crate) link: [u8; 16],
 }
 
-pub(crate) const KNOCK: u32 = 1;
+pub(crate) const CONNECT: u32 = 1;
 pub(crate) const GO: u32 = 2;
 pub(crate) const HERE: u32 = 3;
 pub(crate) const GRANT: u32 = 4;
@@ -39,10 +39,12 @@ pub(crate) const ALL: u32 = 7;
 pub(crate) const READY: u32 = 8;
 const LENGTH: usize = 48;
 
-impl Note {
+impl ForkMessage {
     fn bytes(&self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
-        for (place, word) in bytes.chunks_exact_mut(4).zip([self.what, self.seat, self.index, self.side]) {
+        for (place, word) in
+            bytes.chunks_exact_mut(4).zip([self.what, self.context_slot, self.index, self.side])
+        {
             place.copy_from_slice(&word.to_ne_bytes());
         }
         bytes[16..32].copy_from_slice(&self.id);
@@ -53,7 +55,14 @@ impl Note {
     fn of(bytes: &[u8; LENGTH]) -> Self {
         let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
         let id = |at: usize| bytes[at..].first_chunk().copied().unwrap_or_default();
-        Self { what: word(0), seat: word(4), index: word(8), side: word(12), id: id(16), link: id(32) }
+        Self {
+            what: word(0),
+            context_slot: word(4),
+            index: word(8),
+            side: word(12),
+            id: id(16),
+            link: id(32),
+        }
     }
 
     /// Sends it.

@@ -1,4 +1,5 @@
-//! A forked root, that makes a program of its own of itself and of doubles of the contexts: see [`crate::fork::context_copy`].
+//! A forked root, that makes a program of its own of itself and of copies of the contexts: see
+//! [`crate::fork::context_copy`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -16,64 +17,65 @@ use rustix::process::Pid;
 
 use crate::error::{Error, Result};
 use crate::fork::context_copy::{end_at_once, install, inventory};
-use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PEER, READY, SHARED};
-use crate::fork::rendezvous::{Door, PATIENCE};
+use crate::fork::message::{ALL, CONNECT, ForkMessage, GO, GRANT, HERE, PEER, READY, SHARED};
+use crate::fork::rendezvous::{PATIENCE, Rendezvous};
 use crate::id::Id;
 use crate::peers::socket::own_pidfd;
 use crate::shared::link::Link;
-use crate::shared::program::{DECLINED, DOUBLE, Program, ROOT};
+use crate::shared::program::{COPY_REQUESTED, DECLINED, Program, ROOT};
 use crate::spawn::reaper;
 use crate::state::State;
 use crate::threads::logical;
 use crate::threads::state_lock;
 use crate::types::Forked;
 
-/// A double, seen from the new root.
+/// A copy, seen from the new root.
 struct Double {
     line: OwnedFd,
-    seat: u32,
+    context_slot: u32,
     pid: Pid,
     pidfd: OwnedFd,
-    has: Vec<(Note, Vec<OwnedFd>)>,
+    has: Vec<(ForkMessage, Vec<OwnedFd>)>,
 }
 
-/// In a process that was forked from a root, by one of its threads: makes a program of its own of it, with doubles of the
-/// contexts.
+/// In a process that was forked from a root, by one of its threads: makes a program of its own of it, with copies of
+/// the contexts.
 ///
 /// # Errors
 /// [`Error::OtherProcess`] where that cannot be; everything is as before then.
 pub(crate) fn adopt(state: &mut State) -> Result<()> {
     let until = Moment::now().after(PATIENCE);
     let former = state.program;
-    let strand = own_strand(state);
-    let door = state.door.take().ok_or(Error::OtherProcess)?;
-    let made = door.take_turn().map_err(|e| Error::system("take a turn at the door", 0, e)).and_then(|()| {
-        let (program, file) = Program::succeed(former, strand)?;
-        let pidfd = own_pidfd()?;
-        let own = Door::open().ok_or(Error::OtherProcess)?;
-        let go = Note { what: GO, ..Note::default() };
-        let sent = [file.as_fd(), pidfd.as_fd(), own.1.as_fd()];
-        let doubles = gather(former, strand, &door, &go, sent, until);
-        Ok((program, pidfd, doubles, own))
-    });
+    let logical_thread = own_strand(state);
+    let rendezvous = state.rendezvous.take().ok_or(Error::OtherProcess)?;
+    let made =
+        rendezvous.take_turn().map_err(|e| Error::system("take a turn at the door", 0, e)).and_then(|()| {
+            let (program, file) = Program::succeed(former, logical_thread)?;
+            let pidfd = own_pidfd()?;
+            let own = Rendezvous::open().ok_or(Error::OtherProcess)?;
+            let go = ForkMessage { what: GO, ..ForkMessage::default() };
+            let sent = [file.as_fd(), pidfd.as_fd(), own.1.as_fd()];
+            let doubles = gather(former, logical_thread, &rendezvous, &go, sent, until);
+            Ok((program, pidfd, doubles, own))
+        });
     let (program, pidfd, doubles, own) = match made {
         Ok(made) => made,
         Err(error) => {
-            state.door = Some(door);
+            state.rendezvous = Some(rendezvous);
             return Err(error);
         }
     };
     for double in &doubles {
-        program.seat_process(double.seat, double.pid);
+        program.seat_process(double.context_slot, double.pid);
     }
-    let seats: Vec<u32> = doubles.iter().map(|double| double.seat).collect();
-    for seat in former.used().filter(|seat| !seats.contains(seat)) {
-        program.seat(seat).generation.fetch_add(1, SeqCst);
+    let seats: Vec<u32> = doubles.iter().map(|double| double.context_slot).collect();
+    for context_slot in former.used().filter(|context_slot| !seats.contains(context_slot)) {
+        program.context_slot(context_slot).generation.fetch_add(1, SeqCst);
     }
     state.leave_table();
-    state.common = None;
-    state.strand = strand;
-    state.forget_strands();
+    state.shared_credentials = None;
+    state.logical_thread = logical_thread;
+    state.forget_threads();
     let ready = distribute(state, doubles, &pidfd, until);
     // SAFETY: this thread is the only one, and uses the new one from here on.
     unsafe { former.leave() };
@@ -85,14 +87,14 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     state.list_names();
     state.pidfd = pidfd;
     state.cpus = rustix::thread::sched_getaffinity(None).ok();
-    logical::know(strand);
-    drop(door);
-    (state.door, state.knocker) = (Some(own.0), Some(own.1));
+    logical::know(logical_thread);
+    drop(rendezvous);
+    (state.rendezvous, state.connector) = (Some(own.0), Some(own.1));
     reaper::adopt(ready);
     Ok(())
 }
 
-/// Forks the program; the child has its doubles when this returns.
+/// Forks the program; the child has its copies when this returns.
 ///
 /// # Safety
 /// As for fork(2) in a program with other threads.
@@ -111,7 +113,7 @@ pub(crate) unsafe fn fork() -> Result<Forked> {
             if let Some(held) = held {
                 held.keep();
                 drop(held);
-                // Makes the doubles.
+                // Makes the copies.
                 let errno = match state_lock::hold() {
                     Ok(_) => 0,
                     Err(Error::System(error)) => error.errno.raw_os_error(),
@@ -142,71 +144,73 @@ pub(crate) unsafe fn fork() -> Result<Forked> {
     }
 }
 
-/// The strand of the forking thread, which this one is a copy of.
+/// The logical thread of the forking thread, which this one is a copy of.
 fn own_strand(state: &State) -> u32 {
-    logical::inherited().unwrap_or(state.strand)
+    logical::inherited().unwrap_or(state.logical_thread)
 }
 
-/// Asks all contexts for doubles.
+/// Asks all contexts for copies.
 fn gather(
     former: &Program,
-    strand: u32,
-    door: &Door,
-    go: &Note,
+    logical_thread: u32,
+    rendezvous: &Rendezvous,
+    go: &ForkMessage,
     with: [BorrowedFd<'_>; 3],
     until: Moment,
 ) -> Vec<Double> {
     let mut asked: Vec<u32> = former
         .used()
-        .filter(|seat| {
-            former.pid(*seat).is_some() && former.exists(strand, *seat) && !former.is_marked_dead(*seat)
+        .filter(|context_slot| {
+            former.pid(*context_slot).is_some()
+                && former.exists(logical_thread, *context_slot)
+                && !former.is_marked_dead(*context_slot)
         })
         .collect();
-    for seat in &asked {
-        let place = former.place(strand, *seat);
-        place.asked_to_double.store(DOUBLE, SeqCst);
+    for context_slot in &asked {
+        let place = former.place(logical_thread, *context_slot);
+        place.copy_requested.store(COPY_REQUESTED, SeqCst);
         place.face.call();
     }
     let mut lines = Vec::new();
     while !asked.is_empty() && Moment::now() < until {
         let glance = Moment::now().after(Duration::from_millis(20)).min(until);
-        if let Some((line, pid)) = door.answer(glance)
-            && let Ok((note, _)) = Note::expect(line.as_fd(), until, KNOCK, 0)
-            && former.pid(note.seat) == Some(pid)
-            && asked.contains(&note.seat)
+        if let Some((line, pid)) = rendezvous.answer(glance)
+            && let Ok((note, _)) = ForkMessage::expect(line.as_fd(), until, CONNECT, 0)
+            && former.pid(note.context_slot) == Some(pid)
+            && asked.contains(&note.context_slot)
         {
-            asked.retain(|seat| *seat != note.seat);
+            asked.retain(|context_slot| *context_slot != note.context_slot);
             if go.send(line.as_fd(), &with).is_ok() {
-                lines.push((line, note.seat));
+                lines.push((line, note.context_slot));
             }
         }
-        asked.retain(|seat| {
-            former.pid(*seat).is_some()
-                && !former.is_marked_dead(*seat)
-                && former.place(strand, *seat).asked_to_double.load(SeqCst) != DECLINED
+        asked.retain(|context_slot| {
+            former.pid(*context_slot).is_some()
+                && !former.is_marked_dead(*context_slot)
+                && former.place(logical_thread, *context_slot).copy_requested.load(SeqCst) != DECLINED
         });
     }
-    for seat in asked {
-        former.place(strand, seat).asked_to_double.store(0, SeqCst);
+    for context_slot in asked {
+        former.place(logical_thread, context_slot).copy_requested.store(0, SeqCst);
     }
-    lines.into_iter().filter_map(|(line, seat)| take_stock(line, seat, until).ok()).collect()
+    lines.into_iter().filter_map(|(line, context_slot)| take_stock(line, context_slot, until).ok()).collect()
 }
 
-/// What a double has.
-fn take_stock(line: OwnedFd, seat: u32, until: Moment) -> rustix::io::Result<Double> {
-    let (here, fds) = Note::expect(line.as_fd(), until, HERE, 1)?;
+/// What a copy has.
+fn take_stock(line: OwnedFd, context_slot: u32, until: Moment) -> rustix::io::Result<Double> {
+    let (here, fds) = ForkMessage::expect(line.as_fd(), until, HERE, 1)?;
     let pid = i32::try_from(here.index).ok().and_then(Pid::from_raw).ok_or(Errno::BADMSG)?;
     let pidfd = fds.into_iter().next().ok_or(Errno::BADMSG)?;
     let mut has = Vec::new();
     loop {
-        match Note::receive(line.as_fd(), until)? {
-            (note, _) if note.what == ALL => return Ok(Double { line, seat, pid, pidfd, has }),
+        match ForkMessage::receive(line.as_fd(), until)? {
+            (note, _) if note.what == ALL => return Ok(Double { line, context_slot, pid, pidfd, has }),
             item => has.push(item),
         }
     }
 }
 
-/// What is made anew, each once.
+/// What is made again, each once.
 #[derive(Default)]
 struct Fresh {
     /// The descriptor, and the context's own end.
@@ -248,7 +252,7 @@ impl Fresh {
     /// What is to take the place of something, as descriptors to send or keep.
     fn replace(
         &mut self,
-        note: &Note,
+        note: &ForkMessage,
         shown: &[OwnedFd],
         pidfds: &HashMap<u32, OwnedFd>,
         root: &OwnedFd,
@@ -257,8 +261,10 @@ impl Fresh {
         match note.what {
             GRANT => Ok(vec![copy(&self.ends(note.id)?.1)?]),
             PEER => {
-                let mut fds =
-                    vec![copy(&self.ends(note.id)?.0)?, copy(pidfds.get(&note.seat).unwrap_or(root))?];
+                let mut fds = vec![
+                    copy(&self.ends(note.id)?.0)?,
+                    copy(pidfds.get(&note.context_slot).unwrap_or(root))?,
+                ];
                 if note.link != Id::NONE.0 {
                     fds.push(copy(self.link(note.link)?)?);
                 }
@@ -298,12 +304,14 @@ fn copy_of(file: BorrowedFd<'_>, length: i64) -> rustix::io::Result<OwnedFd> {
     Ok(copy)
 }
 
-/// Gives everybody what takes the place of what they had; gives those doubles that are ready, by seat and pidfd.
+/// Gives everybody what takes the place of what they had; gives those copies that are ready, by slot and pidfd.
 fn distribute(state: &mut State, doubles: Vec<Double>, root: &OwnedFd, until: Moment) -> Vec<(u32, OwnedFd)> {
     let mut fresh = Fresh::default();
-    let pidfds: HashMap<u32, OwnedFd> =
-        doubles.iter().filter_map(|double| Some((double.seat, double.pidfd.try_clone().ok()?))).collect();
-    let own: Vec<(Note, Option<usize>)> = inventory(state);
+    let pidfds: HashMap<u32, OwnedFd> = doubles
+        .iter()
+        .filter_map(|double| Some((double.context_slot, double.pidfd.try_clone().ok()?)))
+        .collect();
+    let own: Vec<(ForkMessage, Option<usize>)> = inventory(state);
     for double in &doubles {
         for (note, shown) in &double.has {
             if let Ok(fds) = fresh.replace(note, shown, &pidfds, root) {
@@ -311,7 +319,7 @@ fn distribute(state: &mut State, doubles: Vec<Double>, root: &OwnedFd, until: Mo
                 let _ = note.send(double.line.as_fd(), &sent);
             }
         }
-        let _ = Note { what: ALL, ..Note::default() }.send(double.line.as_fd(), &[]);
+        let _ = ForkMessage { what: ALL, ..ForkMessage::default() }.send(double.line.as_fd(), &[]);
     }
     for (note, shared) in own {
         let shown: Vec<OwnedFd> =
@@ -322,7 +330,7 @@ fn distribute(state: &mut State, doubles: Vec<Double>, root: &OwnedFd, until: Mo
     }
     state.forget_links();
     let ready = |double: &Double| {
-        Note::expect(double.line.as_fd(), until, READY, 0).is_ok() && !is_dead(double.pidfd.as_fd())
+        ForkMessage::expect(double.line.as_fd(), until, READY, 0).is_ok() && !is_dead(double.pidfd.as_fd())
     };
     doubles
         .into_iter()
@@ -330,7 +338,7 @@ fn distribute(state: &mut State, doubles: Vec<Double>, root: &OwnedFd, until: Mo
             if !ready(&double) {
                 let _ = rustix::process::pidfd_send_signal(&double.pidfd, rustix::process::Signal::KILL);
             }
-            (double.seat, double.pidfd)
+            (double.context_slot, double.pidfd)
         })
         .collect()
 }

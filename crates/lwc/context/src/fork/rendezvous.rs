@@ -1,9 +1,10 @@
-//! The door: a socket at which the root's contexts knock when a copy of the root asks them for copies of themselves.
+//! The rendezvous: a socket at which the root's contexts connect when a copy of the root asks them for copies of
+//! themselves.
 //!
-//! The root opens it before there is any context, and its forked children inherit it; contexts close it before any code of
-//! the program's runs in them, and keep its other end, the *knocker*. So who hears them is the root or a copy of it, whatever
-//! else they are kept from: it takes no name, and no permission to connect. What they send there is one end of a line of their own, of
-//! which the kernel says which process made it (SO_PEERCRED in unix(7)).
+//! The root opens it before there is any context, and its forked children inherit it; contexts close it before any code
+//! of the program's runs in them, and keep its other end, the *connector*. So who hears them is the root or a copy of
+//! it, whatever else they are kept from: it takes no name, and no permission to connect. What they send there is one
+//! end of a line of their own, of which the kernel says which process made it (SO_PEERCRED in unix(7)).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::peers::socket::{is_readable, receive_on, send_file};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct Rendezvous {
     socket: OwnedFd,
     /// Locked by the copy that is asking: processes own such locks, and their ends undo them (fcntl(2)).
     turn: OwnedFd,
@@ -29,13 +30,13 @@ pub(crate) struct Door {
 
 const KIND: SocketType = SocketType::SEQPACKET;
 
-impl Door {
-    /// Opens one; also its knocker. None where the kernel refuses.
+impl Rendezvous {
+    /// Opens one; also its connector. None where the kernel refuses.
     pub(crate) fn open() -> Option<(Self, OwnedFd)> {
-        let (socket, knocker) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None).ok()?;
+        let (socket, connector) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None).ok()?;
         let turn = rustix::fs::memfd_create("orrery-door", MemfdFlags::CLOEXEC).ok()?;
-        let door = Self { socket: descriptors::raise(socket), turn: descriptors::raise(turn) };
-        Some((door, descriptors::raise(knocker)))
+        let rendezvous = Self { socket: descriptors::raise(socket), turn: descriptors::raise(turn) };
+        Some((rendezvous, descriptors::raise(connector)))
     }
 
     /// The numbers of its descriptors.
@@ -53,10 +54,10 @@ impl Door {
         Ok(())
     }
 
-    /// Who knocks next, with its process; `None` at the end of the time.
+    /// Who connects next, with its process; `None` at the end of the time.
     pub(crate) fn answer(&self, until: Moment) -> Option<(OwnedFd, Pid)> {
         while is_readable(self.socket.as_fd(), until) {
-            // Who knocks without a line is not heard.
+            // Who connects without a line is not heard.
             let line = receive_on(&self.socket, &mut [0]).and_then(|sent| sent.into_iter().next());
             if let Some(line) = line
                 && let Ok(caller) = sockopt::socket_peercred(&line)
@@ -68,19 +69,19 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Rendezvous {
     fn drop(&mut self) {
         let _ = rustix::fs::fcntl_lock(&self.turn, rustix::fs::FlockOperation::Unlock);
     }
 }
 
-/// In a context: knocks. Gives the line on which it is spoken to, if anybody hears it.
-pub(crate) fn knock(knocker: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+/// In a context: connects. Gives the line on which it is spoken to, if anybody hears it.
+pub(crate) fn connect(connector: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let (own, theirs) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None)?;
     let end = Moment::now().after(PATIENCE);
     loop {
-        match send_file(knocker, theirs.as_fd()) {
-            // Others knock as well.
+        match send_file(connector, theirs.as_fd()) {
+            // Others connect as well.
             Err(Errno::AGAIN | Errno::TOOMANYREFS) if Moment::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
             }

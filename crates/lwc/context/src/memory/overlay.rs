@@ -1,9 +1,9 @@
 //! Overlays: memory of another context, mapped into one's own.
 //!
 //! The kernel's own ways into another process' memory (process_vm_readv(2), ptrace(2)) know users, not capabilities. So
-//! the *owner* gives its memory out: it is parked while another context asks, answers on the spot, and checks the rights
-//! of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes, or the
-//! memory itself, which becomes shared ([`crate::memory::ranges`]).
+//! the *owner* gives its memory out: it is parked while another context asks, answers on the spot, and checks the
+//! rights of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes,
+//! or the memory itself, which becomes shared ([`crate::memory::ranges`]).
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -22,7 +22,7 @@ use crate::switch::slow;
 use crate::syscalls::remote;
 use crate::syscalls::target;
 use crate::threads::state_lock::Held;
-use crate::threads::stop_threads::Still;
+use crate::threads::stop_threads::StoppedThreads;
 
 /// How a range is overlaid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub(crate) fn undo(state: &mut State, range: PageRange) -> Result<()> {
     Ok(())
 }
 
-/// Has a peer keep a spare of itself.
-pub(crate) fn keep_good(state: &mut Held, slot: usize) -> Result<()> {
+/// Has a peer keep a checkpoint of itself.
+pub(crate) fn checkpoint(state: &mut Held, slot: usize) -> Result<()> {
     let reply = slow::ask(state, slot, Kind::Keep, (0, 0), &[])?;
     answered(state, slot, PageRange::default(), &reply)
 }
@@ -163,11 +163,11 @@ pub(crate) fn serve(state: &mut Held, slot: usize, message: Message) {
         // A copy of the thread, in a new context, of which nobody asked anything.
         return;
     }
-    let strand = state.strand;
+    let logical_thread = state.logical_thread;
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
     let Some(link) = peer.link.as_mut() else { return };
-    link.stage(strand, Kind::Reply, u64::from(errno.unsigned_abs()), result, &bytes);
-    link.publish(strand);
+    link.stage(logical_thread, Kind::Reply, u64::from(errno.unsigned_abs()), result, &bytes);
+    link.publish(logical_thread);
     let hint = link.their_slot();
     slow::call(state, slot, hint);
 }
@@ -225,7 +225,7 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
             return Err(Errno::INVAL);
         }
         let (program, me) = (state.program, state.me);
-        let shared = share(range, || Still::hold(program, me)).map_err(|error| match error {
+        let shared = share(range, || StoppedThreads::hold(program, me)).map_err(|error| match error {
             Error::System(error) => error.errno,
             _ => Errno::INVAL,
         })?;

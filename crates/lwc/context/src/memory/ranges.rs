@@ -1,8 +1,8 @@
 //! Private memory that becomes shared, and private again.
 //!
-//! A private range is shared by writing its bytes into a file without a name (memfd_create(2)) and mapping that over it,
-//! at the same address. The program's other threads are held still ([`crate::threads::stop_threads`]) for that long, so nobody sees the
-//! moment in between.
+//! A private range is shared by writing its bytes into a file without a name (memfd_create(2)) and mapping that over
+//! it, at the same address. The program's other threads are held still ([`crate::threads::stop_threads`]) for that
+//! long, so nobody sees the moment in between.
 //!
 //! One file for each range, never more: whoever maps a part of a file can have the rest (mremap(2)).
 
@@ -112,7 +112,7 @@ pub(crate) fn copy_out(range: PageRange) -> rustix::io::Result<OwnedFd> {
 
 /// Maps a file over `range`; what was there is gone.
 pub(crate) fn map(range: PageRange, file: &OwnedFd, flags: MapFlags) -> Result<()> {
-    let address = core::ptr::with_exposed_provenance_mut(range.start);
+    let address = std::ptr::with_exposed_provenance_mut(range.start);
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the bytes there are the file's, or the caller gave the range up.
     unsafe { rustix::mm::mmap(address, range.len(), protection, flags | MapFlags::FIXED, file.as_fd(), 0) }
@@ -126,11 +126,12 @@ pub(crate) fn privatise(range: PageRange) -> rustix::io::Result<()> {
     let length = range.len();
     // SAFETY: a new mapping takes nothing from anybody.
     let copy =
-        unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), length, protection, MapFlags::PRIVATE) }?;
-    let there = core::ptr::with_exposed_provenance_mut::<core::ffi::c_void>(range.start);
-    // SAFETY: both are mapped and of that length; the copy then takes the place of the original, byte for byte the same.
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE) }?;
+    let there = std::ptr::with_exposed_provenance_mut::<std::ffi::c_void>(range.start);
+    // SAFETY: both are mapped and of that length; the copy then takes the place of the original, byte for byte the
+    // same.
     unsafe {
-        core::ptr::copy_nonoverlapping(there.cast::<u8>(), copy.cast(), length);
+        std::ptr::copy_nonoverlapping(there.cast::<u8>(), copy.cast(), length);
         rustix::mm::mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, there)?;
     }
     Ok(())
@@ -138,7 +139,7 @@ pub(crate) fn privatise(range: PageRange) -> rustix::io::Result<()> {
 
 /// Unmaps a range.
 pub(crate) fn unmap(range: PageRange) -> rustix::io::Result<()> {
-    let address = core::ptr::with_exposed_provenance_mut(range.start);
+    let address = std::ptr::with_exposed_provenance_mut(range.start);
     // SAFETY: the caller gave the range up.
     unsafe { rustix::mm::munmap(address, range.len()) }
 }
@@ -180,9 +181,9 @@ fn write_out(range: PageRange, file: &OwnedFd) -> rustix::io::Result<()> {
     let mut at = 0;
     while at < range.len() {
         let length = CHUNK.min(range.len() - at);
-        let start = core::ptr::with_exposed_provenance::<u8>(range.start + at);
+        let start = std::ptr::with_exposed_provenance::<u8>(range.start + at);
         // SAFETY: the range is mapped and readable, and this is the only thread.
-        let bytes = unsafe { core::slice::from_raw_parts(start, length) };
+        let bytes = unsafe { std::slice::from_raw_parts(start, length) };
         if bytes.iter().any(|byte| *byte != 0) {
             let mut done = 0;
             while done < length {

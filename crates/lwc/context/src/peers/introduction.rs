@@ -1,13 +1,13 @@
 //! Introductions: how a context speaks to one that it never spoke to.
 //!
-//! It sends, over the descriptor that it holds, a new link, a descriptor of itself, and its pidfd (SCM_RIGHTS in unix(7)).
-//! Holding a descriptor is thus what it takes to be heard. The creator of a context and the context itself need no
-//! introduction: they have a link from the beginning.
+//! It sends, over the descriptor that it holds, a new link, a descriptor of itself, and its pidfd (SCM_RIGHTS in
+//! unix(7)). Holding a descriptor is thus what it takes to be heard. The creator of a context and the context itself
+//! need no introduction: they have a link from the beginning.
 
-use core::mem::MaybeUninit;
-use core::sync::atomic::Ordering;
 use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use orrery_sys::descriptors;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -17,10 +17,11 @@ use crate::id::Id;
 use crate::peers::socket::{is_hung_up, pair, receive_on, send};
 use crate::rights::Rights;
 use crate::shared::link::Link;
-use crate::shared::program::SEATS;
+use crate::shared::program::MAX_CONTEXTS;
 use crate::state::State;
 
-/// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an introduction.
+/// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an
+/// introduction.
 pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     let peer = state.peer(slot)?;
     let held = peer.through.is_some_and(|grant| state.is_held(grant));
@@ -30,7 +31,7 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     state.sweep_grants();
     let (link, file) = Link::make()?;
     let (own, theirs, id) = pair()?;
-    let generation = state.seat().generation.load(Ordering::SeqCst);
+    let generation = state.context_slot().generation.load(Ordering::SeqCst);
     let grant = state.add_grant(own, id, Rights::none())?;
     link.set_slot(slot);
     link.set_copied(false);
@@ -63,29 +64,36 @@ pub(crate) fn accept_all(state: &mut State) {
             let (link, theirs, pidfd) = match (fds.next(), fds.next(), fds.next()) {
                 (Some(link), Some(theirs), Some(pidfd)) => (link, theirs, pidfd),
                 (Some(file), None, None) => {
-                    keep_marked(state, mark, file);
+                    store_marked(state, mark, file);
                     continue;
                 }
                 _ => continue,
             };
-            let (seat, id, link_id) = words;
+            let (context_slot, id, link_id) = words;
             if let Ok(link) = Link::accept(link.as_fd(), link_id)
-                && (seat.0 as usize) < SEATS
+                && (context_slot.0 as usize) < MAX_CONTEXTS
             {
-                let _ = state.add_peer(theirs, id, descriptors::raise(pidfd), seat, Some(link), Some(grant));
+                let _ = state.add_peer(
+                    theirs,
+                    id,
+                    descriptors::raise(pidfd),
+                    context_slot,
+                    Some(link),
+                    Some(grant),
+                );
             }
         }
     }
 }
 
 /// How many files are kept that were sent with a mark, and are yet to be asked about.
-const GIFTS: usize = 16;
+const MAX_MARKED_FILES: usize = 16;
 
-fn keep_marked(state: &mut State, mark: Id, file: OwnedFd) {
-    if state.gifts.len() == GIFTS {
-        state.gifts.remove(0);
+fn store_marked(state: &mut State, mark: Id, file: OwnedFd) {
+    if state.marked_files.len() == MAX_MARKED_FILES {
+        state.marked_files.remove(0);
     }
-    state.gifts.push((mark, descriptors::raise(file)));
+    state.marked_files.push((mark, descriptors::raise(file)));
 }
 
 /// Sends a file with a mark, by which it is told from what else is under way ([`take_marked`]).
@@ -96,11 +104,11 @@ pub(crate) fn send_marked(socket: &OwnedFd, mark: Id, file: BorrowedFd<'_>) -> r
 /// The file that was sent with a mark.
 pub(crate) fn take_marked(state: &mut State, mark: Id) -> Option<OwnedFd> {
     accept_all(state);
-    let index = state.gifts.iter().position(|(other, _)| *other == mark)?;
-    Some(state.gifts.swap_remove(index).1)
+    let index = state.marked_files.iter().position(|(other, _)| *other == mark)?;
+    Some(state.marked_files.swap_remove(index).1)
 }
 
-/// What an introduction says: seat and generation, the descriptor's id, the link's.
+/// What an introduction says: slot and generation, the descriptor's id, the link's.
 type Words = ((u32, u32), Id, Id);
 
 /// One message of a grant; with the mark that it has where it is no introduction.

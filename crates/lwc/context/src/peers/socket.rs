@@ -1,4 +1,5 @@
-//! Sockets between contexts: what names a context is one end of a pair, and files travel over it (SCM_RIGHTS in unix(7)).
+//! Sockets between contexts: what names a context is one end of a pair, and files travel over it (SCM_RIGHTS in
+//! unix(7)).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,19 +1,21 @@
-//! Who has a strand's control, in one word: a seat, and which of the contexts that had the seat one after the other.
+//! Who has a logical thread's control, in one word: a slot, and which of the contexts that had the slot one after the
+//! other.
 //!
 //! The word changes by compare-and-swap only. Who has control passes it on; who notices that the one that has it is
-//! dead, or has had it for too long, takes it. With the seat alone, a context that took its time to notice a death could
-//! take control from another one that sat there by then, and had it rightfully: the model below shows that order of events.
+//! dead, or has had it for too long, takes it. With the slot alone, a context that took its time to notice a death
+//! could take control from another one that sat there by then, and had it rightfully: the model below shows that order
+//! of events.
 
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-use crate::shared::program::SEATS;
+use crate::shared::program::MAX_CONTEXTS;
 
-const BITS: u32 = SEATS.trailing_zeros();
-const _: () = assert!(SEATS.is_power_of_two(), "a seat has bits of its own");
+const BITS: u32 = MAX_CONTEXTS.trailing_zeros();
+const _: () = assert!(MAX_CONTEXTS.is_power_of_two(), "a seat has bits of its own");
 
 /// Who has control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder(u32);
+pub(crate) struct Controller(u32);
 
 /// The word that says so.
 pub(crate) trait Word {
@@ -33,11 +35,11 @@ impl Word for AtomicU32 {
     }
 }
 
-impl Holder {
-    /// The context that is the `generation`th on a seat. Of generations 2^20 apart, which no two contexts are that live at
-    /// once, one is as good as the other.
-    pub(crate) const fn new(seat: u32, generation: u32) -> Self {
-        Self(generation << BITS | seat & ((1 << BITS) - 1))
+impl Controller {
+    /// The context that is the `generation`th on a slot. Of generations 2^20 apart, which no two contexts are that live
+    /// at once, one is as good as the other.
+    pub(crate) const fn new(context_slot: u32, generation: u32) -> Self {
+        Self(generation << BITS | context_slot & ((1 << BITS) - 1))
     }
 
     /// Who has it now.
@@ -50,14 +52,14 @@ impl Holder {
         self.0
     }
 
-    /// The seat.
-    pub(crate) fn seat(self) -> u32 {
+    /// The slot.
+    pub(crate) fn context_slot(self) -> u32 {
         self.0 & ((1 << BITS) - 1)
     }
 
     /// Passes control on to `next`, or takes it for `next`, who has noticed something. Fails where somebody else has it
     /// than this one, and tells who.
-    pub(crate) fn gives_way(self, word: &impl Word, next: Self) -> Result<(), Self> {
+    pub(crate) fn pass_control(self, word: &impl Word, next: Self) -> Result<(), Self> {
         word.exchange(self.0, next.0).map_err(Self)
     }
 }
@@ -82,29 +84,30 @@ mod tests {
         }
     }
 
-    const ROOT: Holder = Holder::new(0, 0);
-    const WAITING: Holder = Holder::new(1, 0);
-    /// On seat 2, one after the other.
-    const FORMER: Holder = Holder::new(2, 0);
-    const NEXT: Holder = Holder::new(2, 1);
+    const ROOT: Controller = Controller::new(0, 0);
+    const WAITING: Controller = Controller::new(1, 0);
+    /// On slot 2, one after the other.
+    const FORMER: Controller = Controller::new(2, 0);
+    const NEXT: Controller = Controller::new(2, 1);
 
     #[test]
     fn a_holder_is_a_seat_and_a_generation() {
-        assert_eq!(Holder::new(4095, 7).seat(), 4095);
-        assert_ne!(Holder::new(5, 7), Holder::new(5, 8));
-        assert_eq!(Holder::new(0, 0).word(), 0, "the root has control when all is zero");
+        assert_eq!(Controller::new(4095, 7).context_slot(), 4095);
+        assert_ne!(Controller::new(5, 7), Controller::new(5, 8));
+        assert_eq!(Controller::new(0, 0).word(), 0, "the root has control when all is zero");
     }
 
-    /// A context waits for `former`, to which it has switched. That one dies, with control or right after it passed that on
-    /// to the root, which buries it, has `next` on its seat, and switches there. Exactly one has control at the end.
-    fn a_seat_changes_hands(former: Holder, next: Holder) {
+    /// A context waits for `former`, to which it has switched. That one dies, with control or right after it passed
+    /// that on to the root, which reaps it, has `next` on its slot, and switches there. Exactly one has control at the
+    /// end.
+    fn a_seat_changes_hands(former: Controller, next: Controller) {
         let word = Arc::new(Modelled::new(former.word()));
         let dead = Arc::new(Modelled::new(0));
         let (word2, dead2) = (word.clone(), dead.clone());
         let dying = thread::spawn(move || {
             let passed_on = shuttle::rand::Rng::r#gen(&mut shuttle::rand::thread_rng());
             if passed_on {
-                former.gives_way(&*word2, ROOT).unwrap();
+                former.pass_control(&*word2, ROOT).unwrap();
             }
             dead2.store(1, SeqCst);
             passed_on
@@ -114,14 +117,14 @@ mod tests {
             while dead3.load(SeqCst) == 0 {
                 thread::yield_now();
             }
-            former.gives_way(&*word3, WAITING).is_ok()
+            former.pass_control(&*word3, WAITING).is_ok()
         });
         let passed_on = dying.join().unwrap();
         // The root: it has control, or will never have it here.
-        let switched = passed_on && ROOT.gives_way(&*word, next).is_ok();
+        let switched = passed_on && ROOT.pass_control(&*word, next).is_ok();
         let taken = waiting.join().unwrap();
         assert!(taken != switched, "control is with {} of two", u32::from(taken) + u32::from(switched));
-        assert_eq!(Holder::of(&*word), if taken { WAITING } else { next });
+        assert_eq!(Controller::of(&*word), if taken { WAITING } else { next });
     }
 
     #[test]
@@ -132,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_seat_alone_is_not_enough() {
-        // As it was: the seat's number was all that the word said.
+        // As it was: the slot's number was all that the word said.
         let broken = || shuttle::check_random(|| a_seat_changes_hands(FORMER, FORMER), 5_000);
         assert!(catch_unwind(AssertUnwindSafe(broken)).is_err(), "control was taken twice, unnoticed");
     }

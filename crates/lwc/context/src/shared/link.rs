@@ -3,17 +3,18 @@
 //! Each side writes one half and reads the other. The kernel keeps everybody else out, so whatever comes over a link
 //! comes from the one context at its other end. That one may be hostile: lengths are checked, and bytes copied once.
 //!
-//! Each strand has a part of it to itself, of which only what is used becomes memory.
+//! Each logical thread has a part of it to itself, of which only what is used becomes memory.
 //!
-//! Copies of the process do not have it (MADV_DONTFORK in madvise(2)): what one context says to another is no third one's
-//! business, and a program with thousands of contexts forks without thousands of mappings. Only between two sides that are
-//! about to be one process each, and for a spare of one's own ([`crate::fork::checkpoint`]), is it there in the copy, too.
+//! Copies of the process do not have it (MADV_DONTFORK in madvise(2)): what one context says to another is no third
+//! one's business, and a program with thousands of contexts forks without thousands of mappings. Only between two sides
+//! that are about to be one process each, and for a checkpoint of one's own ([`crate::fork::checkpoint`]), is it there
+//! in the copy, too.
 
-use core::cell::Cell;
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use orrery_domain::forked::Creator;
 use orrery_sys::PAGE;
@@ -22,17 +23,18 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
 use crate::id::Id;
-use crate::shared::program::STRANDS;
+use crate::shared::program::MAX_THREADS;
 
 /// How many bytes a switch carries.
 pub const ROOM: usize = 64 << 10;
 
-/// What one strand has.
+/// What one logical thread has.
 const PART: usize = PAGE + 2 * ROOM;
 
-const LENGTH: usize = STRANDS * PART;
+const LENGTH: usize = MAX_THREADS * PART;
 
-/// What one side says. It has two lines of the cache, for processors fetch them in pairs, and the other half is another CPU's.
+/// What one side says. It has two lines of the cache, for processors fetch them in pairs, and the other half is another
+/// CPU's.
 #[repr(C, align(128))]
 struct Half {
     sent: AtomicU32,
@@ -40,9 +42,9 @@ struct Half {
     word: AtomicU64,
     extent: AtomicU64,
     length: AtomicU32,
-    /// 1 where its owner, having said this, waits for the answer at this link ([`Ear`]).
+    /// 1 where its owner, having said this, waits for the answer at this link ([`ReplySlot`]).
     listens: AtomicU32,
-    /// Under which number its owner knows the other side. The first strand's half says it for all.
+    /// Under which number its owner knows the other side. The first logical thread's half says it for all.
     slot: AtomicU32,
     /// Its owner has closed its descriptor of the other side; as above.
     closed: AtomicU32,
@@ -64,7 +66,7 @@ pub(crate) enum Kind {
     File,
     /// "Make system call `word`": see [`crate::syscalls::remote`].
     Call,
-    /// "Keep a spare of yourself": see [`crate::fork::checkpoint`].
+    /// "Keep a checkpoint of yourself": see [`crate::fork::checkpoint`].
     Keep,
     /// "Give me `extent` bytes of your memory from `word` on": see [`crate::syscalls::target`].
     Read,
@@ -126,32 +128,32 @@ pub(crate) struct Link {
     pub(crate) id: Id,
     /// Which half is ours.
     side: usize,
-    /// Up to where each strand's messages were taken.
+    /// Up to where each logical thread's messages were taken.
     taken: Vec<u32>,
 }
 
-/// What a strand that waits at a link listens to: a word that comes in one line of the cache with what is said.
+/// What a logical thread that waits at a link listens to: a word that comes in one line of the cache with what is said.
 #[derive(Debug)]
-pub(crate) struct Ear {
+pub(crate) struct ReplySlot {
     _mapping: Rc<Mapping>,
     sent: *const AtomicU32,
     taken: u32,
 }
 
-/// The same, for the wait itself, which owns nothing. It must not outlive its [`Ear`].
+/// The same, for the wait itself, which owns nothing. It must not outlive its [`ReplySlot`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lobe {
+pub(crate) struct RawReplySlot {
     sent: *const AtomicU32,
     taken: u32,
 }
 
-impl Ear {
-    pub(crate) fn lobe(&self) -> Lobe {
-        Lobe { sent: self.sent, taken: self.taken }
+impl ReplySlot {
+    pub(crate) fn raw_reply_slot(&self) -> RawReplySlot {
+        RawReplySlot { sent: self.sent, taken: self.taken }
     }
 }
 
-impl Lobe {
+impl RawReplySlot {
     /// Whether something was said that was not taken yet.
     #[inline]
     pub(crate) fn is_called(self) -> bool {
@@ -160,7 +162,8 @@ impl Lobe {
     }
 }
 
-// SAFETY: the mapping belongs to the process; link and ears are used by one thread at a time, the one that holds the state.
+// SAFETY: the mapping belongs to the process; link and ears are used by one thread at a time, the one that holds the
+// state.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -197,7 +200,7 @@ impl Link {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
         let start =
-            unsafe { rustix::mm::mmap(core::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }
                 .map_err(|e| Error::system("mmap(memfd)", LENGTH, e))?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
             "mmap(memfd)",
@@ -237,12 +240,13 @@ impl Link {
         self.mapping.is_here()
     }
 
-    /// Where a strand's part begins.
+    /// Where a logical thread's part begins.
     #[inline]
-    fn part(&self, strand: u32) -> NonNull<u8> {
-        let strand = if (strand as usize) < STRANDS { strand as usize } else { 0 };
+    fn part(&self, logical_thread: u32) -> NonNull<u8> {
+        let logical_thread =
+            if (logical_thread as usize) < MAX_THREADS { logical_thread as usize } else { 0 };
         // SAFETY: the mapping holds so many parts.
-        unsafe { self.start.add(strand * PART) }
+        unsafe { self.start.add(logical_thread * PART) }
     }
 
     /// From which side it is seen.
@@ -251,33 +255,33 @@ impl Link {
     }
 
     #[inline]
-    fn half(&self, side: usize, strand: u32) -> &Half {
+    fn half(&self, side: usize, logical_thread: u32) -> &Half {
         // SAFETY: a part is page-aligned and holds two halves of atomics in its first page.
-        unsafe { self.part(strand).cast::<Half>().add(side).as_ref() }
+        unsafe { self.part(logical_thread).cast::<Half>().add(side).as_ref() }
     }
 
     #[inline]
-    fn mine(&self, strand: u32) -> &Half {
-        self.half(self.side, strand)
+    fn mine(&self, logical_thread: u32) -> &Half {
+        self.half(self.side, logical_thread)
     }
 
     #[inline]
-    fn theirs(&self, strand: u32) -> &Half {
-        self.half(1 - self.side, strand)
+    fn theirs(&self, logical_thread: u32) -> &Half {
+        self.half(1 - self.side, logical_thread)
     }
 
     #[inline(always)]
-    fn taken(&mut self, strand: u32) -> &mut u32 {
-        let strand = strand as usize;
-        if self.taken.len() <= strand {
-            self.know_strand(strand);
+    fn taken(&mut self, logical_thread: u32) -> &mut u32 {
+        let logical_thread = logical_thread as usize;
+        if self.taken.len() <= logical_thread {
+            self.add_call_state(logical_thread);
         }
-        &mut self.taken[strand]
+        &mut self.taken[logical_thread]
     }
 
     #[cold]
-    fn know_strand(&mut self, strand: usize) {
-        self.taken.resize(strand + 1, 0);
+    fn add_call_state(&mut self, logical_thread: usize) {
+        self.taken.resize(logical_thread + 1, 0);
     }
 
     /// The number under which the other side knows us.
@@ -301,17 +305,17 @@ impl Link {
         self.theirs(0).closed.load(Ordering::SeqCst) != 0
     }
 
-    /// By which a strand waits for what the other side says next.
-    pub(crate) fn ear(&mut self, strand: u32) -> Ear {
-        let taken = *self.taken(strand);
-        Ear { _mapping: self.mapping.clone(), sent: &raw const self.theirs(strand).sent, taken }
+    /// By which a logical thread waits for what the other side says next.
+    pub(crate) fn reply_slot(&mut self, logical_thread: u32) -> ReplySlot {
+        let taken = *self.taken(logical_thread);
+        ReplySlot { _mapping: self.mapping.clone(), sent: &raw const self.theirs(logical_thread).sent, taken }
     }
 
     /// Writes a message that the other side does not see before [`Link::publish`]; at most [`ROOM`] bytes of `bytes`.
     #[inline]
-    pub(crate) fn stage(&mut self, strand: u32, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
+    pub(crate) fn stage(&mut self, logical_thread: u32, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
         let length = bytes.len().min(ROOM);
-        let mine = self.mine(strand);
+        let mine = self.mine(logical_thread);
         mine.listens.store(u32::from(kind == Kind::Switch), Ordering::Relaxed);
         mine.kind.store(kind as u32, Ordering::Relaxed);
         mine.word.store(word, Ordering::Relaxed);
@@ -322,68 +326,68 @@ impl Link {
         }
         // SAFETY: our half of the bytes is ROOM long and written by us alone.
         unsafe {
-            let to = self.part(strand).as_ptr().add(PAGE + self.side * ROOM);
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length);
+            let to = self.part(logical_thread).as_ptr().add(PAGE + self.side * ROOM);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length);
         }
     }
 
     /// Sends what was staged. It may be followed by a look for sleepers: all its accesses come before.
-    pub(crate) fn publish(&mut self, strand: u32) {
-        self.send(strand, Ordering::SeqCst);
+    pub(crate) fn publish(&mut self, logical_thread: u32) {
+        self.send(logical_thread, Ordering::SeqCst);
     }
 
     /// The same without a fence: a look for sleepers may come too early. Gives what tells of an answer.
     #[inline(always)]
-    pub(crate) fn publish_at_ease(&mut self, strand: u32) -> Lobe {
-        self.send(strand, Ordering::Release);
-        let taken = *self.taken(strand);
-        Lobe { sent: &raw const self.theirs(strand).sent, taken }
+    pub(crate) fn publish_at_ease(&mut self, logical_thread: u32) -> RawReplySlot {
+        self.send(logical_thread, Ordering::Release);
+        let taken = *self.taken(logical_thread);
+        RawReplySlot { sent: &raw const self.theirs(logical_thread).sent, taken }
     }
 
     #[inline(always)]
-    fn send(&self, strand: u32, order: Ordering) {
+    fn send(&self, logical_thread: u32, order: Ordering) {
         // Nobody else writes it.
-        let sent = &self.mine(strand).sent;
+        let sent = &self.mine(logical_thread).sent;
         sent.store(sent.load(Ordering::Relaxed).wrapping_add(1), order);
     }
 
     #[inline(never)]
-    fn take_long_switch(&mut self, strand: u32) -> Option<(u64, Vec<u8>, bool)> {
-        let message = self.take(strand)?;
+    fn take_long_switch(&mut self, logical_thread: u32) -> Option<(u64, Vec<u8>, bool)> {
+        let message = self.take(logical_thread)?;
         (message.kind == Kind::Switch).then_some((message.word, message.bytes, message.listens))
     }
 
-    /// Takes the other side's message, which is there, if it is control: the argument that is a value, the one that is a
-    /// buffer, and whether who said it waits at the link. Anything else is left for [`Link::take`].
+    /// Takes the other side's message, which is there, if it is control: the argument that is a value, the one that is
+    /// a buffer, and whether who said it waits at the link. Anything else is left for [`Link::take`].
     #[inline(always)]
-    pub(crate) fn take_switch(&mut self, strand: u32) -> Option<(u64, Vec<u8>, bool)> {
-        let theirs = self.theirs(strand);
+    pub(crate) fn take_switch(&mut self, logical_thread: u32) -> Option<(u64, Vec<u8>, bool)> {
+        let theirs = self.theirs(logical_thread);
         if theirs.kind.load(Ordering::Relaxed) != Kind::Switch as u32 {
             return None;
         }
         if theirs.length.load(Ordering::Relaxed) != 0 {
-            return self.take_long_switch(strand);
+            return self.take_long_switch(logical_thread);
         }
         let (sent, word) = (theirs.sent.load(Ordering::SeqCst), theirs.word.load(Ordering::Relaxed));
         let listens = theirs.listens.load(Ordering::Relaxed) != 0;
-        *self.taken(strand) = sent;
+        *self.taken(logical_thread) = sent;
         Some((word, Vec::new(), listens))
     }
 
     /// Takes what the other side has sent so far as taken, and what we have closed since as never closed.
-    pub(crate) fn catch_up(&mut self, strand: u32) {
-        *self.taken(strand) = self.theirs(strand).sent.load(Ordering::SeqCst);
+    pub(crate) fn catch_up(&mut self, logical_thread: u32) {
+        *self.taken(logical_thread) = self.theirs(logical_thread).sent.load(Ordering::SeqCst);
         self.mine(0).closed.store(0, Ordering::SeqCst);
     }
 
     /// Takes the other side's message, if there is a new one. What makes no sense is dropped.
-    pub(crate) fn take(&mut self, strand: u32) -> Option<Message> {
-        let sent = self.theirs(strand).sent.load(Ordering::SeqCst);
-        if sent == *self.taken(strand) {
+    pub(crate) fn take(&mut self, logical_thread: u32) -> Option<Message> {
+        let sent = self.theirs(logical_thread).sent.load(Ordering::SeqCst);
+        if sent == *self.taken(logical_thread) {
             return None;
         }
-        *self.taken(strand) = sent;
-        let theirs = self.theirs(strand);
+        *self.taken(logical_thread) = sent;
+        let theirs = self.theirs(logical_thread);
         let kind = Kind::of(theirs.kind.load(Ordering::Relaxed));
         let (word, extent) = (theirs.word.load(Ordering::Relaxed), theirs.extent.load(Ordering::Relaxed));
         let length = (theirs.length.load(Ordering::Relaxed) as usize).min(ROOM);
@@ -392,11 +396,11 @@ impl Link {
             return Some(Message { kind: kind?, word, extent, bytes: Vec::new(), listens });
         }
         let mut bytes = Vec::with_capacity(length);
-        // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other side
-        // write meanwhile, we get a mixture, which is as good as anything else it could have sent.
+        // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other
+        // side write meanwhile, we get a mixture, which is as good as anything else it could have sent.
         unsafe {
-            let from = self.part(strand).as_ptr().add(PAGE + (1 - self.side) * ROOM);
-            core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
+            let from = self.part(logical_thread).as_ptr().add(PAGE + (1 - self.side) * ROOM);
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
             bytes.set_len(length);
         }
         Some(Message { kind: kind?, word, extent, bytes, listens })
@@ -443,7 +447,7 @@ mod tests {
         assert_eq!((message.kind, message.word, message.extent), (Kind::Switch, 7, 9));
         assert_eq!(message.bytes, b"hello");
         assert!(b.take(3).is_none() && a.take(3).is_none());
-        assert_eq!(LAST as usize + 1, STRANDS);
+        assert_eq!(LAST as usize + 1, MAX_THREADS);
         a.stage(LAST, Kind::Switch, 8, 0, &[1; ROOM]);
         a.publish(LAST);
         assert!(b.take(3).is_none() && b.take(0).is_none(), "another strand's");

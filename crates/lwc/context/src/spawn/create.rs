@@ -1,13 +1,13 @@
 //! A context is born: a copy of its creator, made to what was asked for, parked until somebody switches to it.
 //!
 //! The copy is a hidden child of the *root* ([`orrery_domain::copy`]), whoever creates it. So contexts outlive their
-//! creators, the root can bury all of them, and none shows up in the program's wait(2).
+//! creators, the root can reap all of them, and none shows up in the program's wait(2).
 
-use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use core::time::Duration;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_domain::copy::{Copied, Kin, copy_process, copy_process_sharing_files};
@@ -20,7 +20,7 @@ use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
 use crate::credentials::isolation;
-use crate::descriptors::table::Dowry;
+use crate::descriptors::table::InitialFds;
 use crate::error::{Error, Result};
 use crate::exit::kill_self;
 use crate::fork::context_copy;
@@ -31,7 +31,7 @@ use crate::peers::socket::receive_on;
 use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::{ROOT, own_thread};
-use crate::spawn::lifetime::Leash;
+use crate::spawn::lifetime::Lifetime;
 use crate::spawn::process_status;
 use crate::spawn::reaper;
 use crate::spec::{Checked, Spec};
@@ -79,7 +79,7 @@ const STEPS: [&str; 12] = [
 const HELD_UP: usize = 9;
 
 /// Who comes out of a birth.
-pub(crate) enum Born {
+pub(crate) enum SpawnSide {
     /// The creator, with the new context's name.
     Creator(Context),
     /// The new context, switched to for the first time, with its creator's name.
@@ -89,7 +89,7 @@ pub(crate) enum Born {
 /// What both sides need of what was made before.
 struct Ends {
     link: Link,
-    seat: u32,
+    context_slot: u32,
     /// The new context's: its own end, and the descriptor for the creator.
     child: (OwnedFd, OwnedFd, Id),
     /// The creator's: its own end, and the descriptor for the new context.
@@ -97,8 +97,8 @@ struct Ends {
     watcher: Watcher,
 }
 
-/// How often a new context of a program with other threads is tried: whichever lock another thread held when the copy was
-/// made is held for ever there.
+/// How often a new context of a program with other threads is tried: whichever lock another thread held when the copy
+/// was made is held for ever there.
 const ATTEMPTS: u32 = 64;
 /// How long it may take to set itself up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,7 +106,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const TRYING: u32 = u32::MAX;
 
 /// Creates a context of the calling one.
-pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
+pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<SpawnSide> {
     let checked = spec.check()?;
     state.sweep_grants();
     reaper::sweep(state);
@@ -122,13 +122,13 @@ pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
     attempt(state, spec, &checked, threaded)
 }
 
-fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> Result<Born> {
+fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> Result<SpawnSide> {
     let ends = prepare(state)?;
-    let seat = ends.seat;
+    let context_slot = ends.context_slot;
     if spec.shares_table {
         state.open_table()?;
     } else {
-        state.say_own();
+        state.publish_descriptors();
     }
     if spec.shares_credentials {
         state.open_credentials()?;
@@ -136,11 +136,14 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
         state.publish_credentials();
     }
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
-    let others =
-        if spec.alone || !threaded { None } else { stop_threads::Still::hold(state.program, state.me)? };
-    let mask = others.as_ref().map_or_else(signals::block_all, stop_threads::Still::mask);
-    // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
-    // given up.
+    let others = if spec.alone || !threaded {
+        None
+    } else {
+        stop_threads::StoppedThreads::hold(state.program, state.me)?
+    };
+    let mask = others.as_ref().map_or_else(signals::block_all, stop_threads::StoppedThreads::mask);
+    // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and
+    // is given up.
     let copied =
         unsafe { if spec.shares_table { copy_process_sharing_files(kin) } else { copy_process(kin) } };
     let copied = match copied {
@@ -148,11 +151,11 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
             let others = ManuallyDrop::new(others);
             let number = live(state, ends, spec, checked, mask, others.as_ref(), threaded);
             let arrival = wait_for_control(state, number);
-            return Ok(Born::Context(state.handle(number), arrival));
+            return Ok(SpawnSide::Context(state.handle(number), arrival));
         }
         Ok(Some(copied)) => Ok(copied),
         Err(errno) => {
-            state.clear_out_unborn();
+            state.clear_failed_spawn();
             Err(Error::Birth { step: "be forked", errno })
         }
     };
@@ -162,18 +165,18 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
     let delivered = copied
         .and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded, &mut dowry));
     if delivered.is_err() {
-        // Whatever there is of it goes; a seat without a process is given up by ourselves.
-        let pid = state.program.seat(seat).pid.load(SeqCst);
-        reaper::bury(state, seat, pid);
-        if state.program.pid(seat).is_none() {
-            state.program.vacate(seat);
+        // Whatever there is of it goes; a slot without a process is given up by ourselves.
+        let pid = state.program.context_slot(context_slot).pid.load(SeqCst);
+        reaper::reap(state, context_slot, pid);
+        if state.program.pid(context_slot).is_none() {
+            state.program.vacate(context_slot);
         }
         if let Some(dowry) = dowry {
-            dowry.take_back();
-            state.clear_out_unborn();
+            dowry.close_remaining();
+            state.clear_failed_spawn();
         }
     }
-    delivered.map(|slot| Born::Creator(state.handle(slot)))
+    delivered.map(|slot| SpawnSide::Creator(state.handle(slot)))
 }
 
 /// Makes the ranges shared that are not yet.
@@ -189,7 +192,7 @@ fn share_all(state: &mut State, ranges: &[PageRange]) -> Result<()> {
         }
         for piece in without(*range, state.shared.iter().map(|shared| shared.range)) {
             let (program, me) = (state.program, state.me);
-            let shared = share(piece, || stop_threads::Still::hold(program, me))?;
+            let shared = share(piece, || stop_threads::StoppedThreads::hold(program, me))?;
             state.shared.push(shared);
         }
     }
@@ -200,12 +203,12 @@ fn prepare(state: &State) -> Result<Ends> {
     let (link, _file) = Link::make()?;
     let child = socket::pair()?;
     let parent = socket::pair()?;
-    let seat = state.program.reserve(state.strand)?;
-    let mark = state.program.place(state.strand, seat).face.mark();
+    let context_slot = state.program.reserve(state.logical_thread)?;
+    let mark = state.program.place(state.logical_thread, context_slot).face.mark();
     match Watcher::prepare(state.main, mark) {
-        Ok(watcher) => Ok(Ends { link, seat, child, parent, watcher }),
+        Ok(watcher) => Ok(Ends { link, context_slot, child, parent, watcher }),
         Err(error) => {
-            state.program.vacate(seat);
+            state.program.vacate(context_slot);
             Err(error.into())
         }
     }
@@ -219,16 +222,16 @@ fn deliver(
     spec: &Spec,
     access: Vec<PageRange>,
     threaded: bool,
-    dowry: &mut Option<Dowry>,
+    dowry: &mut Option<InitialFds>,
 ) -> Result<usize> {
-    let Ends { link, seat: number, child, parent, watcher: _ } = ends;
+    let Ends { link, context_slot: number, child, parent, watcher: _ } = ends;
     if spec.shares_table {
-        *dowry = Some(Dowry::of([child.0, parent.1]));
+        *dowry = Some(InitialFds::of([child.0, parent.1]));
     }
-    let seat = state.program.seat(number);
-    seat.pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
-    await_settled(&seat.settled, &copied, threaded);
-    match seat.settled.load(SeqCst) {
+    let context_slot = state.program.context_slot(number);
+    context_slot.pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
+    await_settled(&context_slot.settled, &copied, threaded);
+    match context_slot.settled.load(SeqCst) {
         1 => {}
         0 | TRYING if !is_dead(copied.pidfd.as_fd()) => {
             return Err(Error::Birth { step: STEPS[HELD_UP], errno: Errno::DEADLK });
@@ -251,18 +254,18 @@ fn deliver(
     };
     let rights = Rights { memory: access, files: spec.fetchable.clone(), calls: spec.callable };
     let grant = match spec.shares_table {
-        true => state.add_tenants_grant(parent.0, parent.2, rights),
+        true => state.add_members_grant(parent.0, parent.2, rights),
         false => state.add_grant(parent.0, parent.2, rights)?,
     };
-    let generation = seat.generation.load(SeqCst);
-    state.heard_calls |= listener.is_some();
+    let generation = context_slot.generation.load(SeqCst);
+    state.had_listener |= listener.is_some();
     let slot =
         state.add_peer(child.1, child.2, copied.pidfd, (number, generation), Some(link), Some(grant))?;
     let peer = state.peer_mut(slot)?;
     peer.listener = listener;
     if spec.shares_table {
         let pidfd = peer.pidfd.clone();
-        state.add_tenant(pidfd, grant);
+        state.add_member(pidfd, grant);
     }
     Ok(slot)
 }
@@ -301,12 +304,12 @@ fn live(
     spec: &Spec,
     checked: &Checked,
     mask: signals::Mask,
-    others: Option<&stop_threads::Still>,
+    others: Option<&stop_threads::StoppedThreads>,
     threaded: bool,
 ) -> usize {
-    let number = ends.seat;
+    let number = ends.context_slot;
     state.keep();
-    let settled = &state.program.seat(number).settled;
+    let settled = &state.program.context_slot(number).settled;
     let deaf =
         if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED) };
     if threaded {
@@ -325,7 +328,7 @@ fn live(
         .and_then(|()| settle(state, ends, spec, checked, others.is_some()));
     match outcome {
         Ok(slot) => {
-            state.say_own();
+            state.publish_descriptors();
             let mask = mask | deaf;
             signals::set_mask(mask);
             settled.store(1, SeqCst);
@@ -333,7 +336,7 @@ fn live(
             slot
         }
         Err((step, errno)) => {
-            state.say_own();
+            state.publish_descriptors();
             settled.store(step << 16 | errno.raw_os_error().unsigned_abs() & 0xfff, SeqCst);
             let _ = futex::wake(settled, futex::Flags::empty(), 1);
             kill_self()
@@ -347,8 +350,8 @@ fn settle(
     spec: &Spec,
     checked: &Checked,
     counterparts: bool,
-) -> core::result::Result<usize, (u32, Errno)> {
-    let Ends { mut link, seat, child, parent, watcher } = ends;
+) -> std::result::Result<usize, (u32, Errno)> {
+    let Ends { mut link, context_slot, child, parent, watcher } = ends;
     let (own_end, creators_name_of_us, own_id) = child;
     let (creators_end, creators_name, creators_id) = parent;
     let at = |step: u32| move |errno: Errno| (step, errno);
@@ -358,9 +361,9 @@ fn settle(
             _ => (step, Errno::IO),
         }
     };
-    let creator = (state.me, state.program.seat(state.me).generation.load(SeqCst));
+    let creator = (state.me, state.program.context_slot(state.me).generation.load(SeqCst));
     state.creators_name = -1;
-    state.common.take_if(|_| !spec.shares_credentials);
+    state.shared_credentials.take_if(|_| !spec.shares_credentials);
     if spec.shares_table {
         // Its creator's, in a table that is that one's, too.
         let _ = (creators_end.into_raw_fd(), creators_name_of_us.into_raw_fd());
@@ -370,28 +373,28 @@ fn settle(
         drop((creators_end, creators_name_of_us));
         state.leave_table();
     }
-    state.me = seat;
+    state.me = context_slot;
     state.creator = Creator::here();
-    state.program.place(state.strand, seat).thread.store(own_thread(), SeqCst);
-    logical::know(state.strand);
-    state.spare = None;
-    state.forget_strands();
+    state.program.place(state.logical_thread, context_slot).thread.store(own_thread(), SeqCst);
+    logical::know(state.logical_thread);
+    state.checkpoint_pid = None;
+    state.forget_threads();
     // Only copies of the root may ask contexts for copies.
-    state.door = None;
-    state.knocker.take_if(|_| spec.stays_behind);
-    // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be is written to:
-    // each page is the creator's until then, and freeing memory writes to all.
+    state.rendezvous = None;
+    state.connector.take_if(|_| spec.stays_behind);
+    // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be
+    // is written to: each page is the creator's until then, and freeing memory writes to all.
     for grant in state.grants.iter().flatten() {
         // SAFETY: the handles are forgotten with the list.
         unsafe { rustix::io::close(grant.socket.as_raw_fd()) };
     }
-    core::mem::forget(core::mem::take(&mut state.grants));
-    if let Some(leash) = state.leash.take() {
-        leash.close_copy();
+    std::mem::forget(std::mem::take(&mut state.grants));
+    if let Some(lifetime) = state.lifetime.take() {
+        lifetime.close_copy();
     }
     for peer in state.peers.iter_mut().flatten() {
         // It is not mapped here.
-        core::mem::forget(peer.link.take());
+        std::mem::forget(peer.link.take());
         peer.through = None;
         peer.listener = None;
         peer.silent.clear();
@@ -400,36 +403,36 @@ fn settle(
         unmap(*range).map_err(at(2))?;
     }
     own_memory(state, checked).map_err(at(3))?;
-    let leash = Leash::make(state.program, seat).map_err(because(0))?;
-    state.leash = Some(leash);
+    let lifetime = Lifetime::make(state.program, context_slot).map_err(because(0))?;
+    state.lifetime = Some(lifetime);
     let creators_pidfd =
-        core::mem::replace(&mut state.pidfd, crate::peers::socket::own_pidfd().map_err(because(0))?);
+        std::mem::replace(&mut state.pidfd, crate::peers::socket::own_pidfd().map_err(because(0))?);
     let grant = state.add_grant(own_end, own_id, Rights::all()).map_err(because(0))?;
     link.turn();
     let slot = state
         .add_peer(creators_name, creators_id, creators_pidfd, creator, Some(link), Some(grant))
         .map_err(because(0))?;
-    close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
+    close_descriptors(state, slot, lifetime.descriptor(), &spec.close).map_err(at(4))?;
     let memory = spec.trap.then(open_memory).transpose().map_err(at(7))?;
     if !spec.dumpable {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
             .map_err(at(6))?;
     }
     let watcher = Box::leak(Box::new(watcher));
-    // SAFETY: the leash's `heed` keeps to the rules, and neither leash nor watcher are ever freed.
-    unsafe { watcher.listen(leash.ear()) };
+    // SAFETY: the lifetime's `on_event` keeps to the rules, and neither lifetime nor watcher are ever freed.
+    unsafe { watcher.listen(lifetime.ear()) };
     let taken = spec.taken();
     let filtered = spec.trap || !taken.is_empty();
     if filtered {
         rustix::thread::set_no_new_privs(true).map_err(at(8))?;
     }
     let thread = watcher.start().map_err(at(5))?;
-    watcher::set(thread, [watcher.stack(), leash.pages()]);
+    watcher::set(thread, [watcher.stack(), lifetime.pages()]);
     if filtered {
         let grant = state.grants.get(grant).and_then(Option::as_ref).ok_or((8, Errno::IO))?;
-        install_filter(leash, &taken, &grant.socket, memory, counterparts).map_err(at(8))?;
+        install_filter(lifetime, &taken, &grant.socket, memory, counterparts).map_err(at(8))?;
         state.filtered = true;
-        state.cannot_double |= spec.trap || context_copy::takes(&taken);
+        state.cannot_copy |= spec.trap || context_copy::takes(&taken);
     }
     Ok(slot)
 }
@@ -452,7 +455,7 @@ fn own_memory(state: &mut State, checked: &Checked) -> rustix::io::Result<()> {
 fn close_descriptors(
     state: &mut State,
     creator: usize,
-    leash: RawFd,
+    lifetime: RawFd,
     ranges: &[(u32, u32)],
 ) -> rustix::io::Result<()> {
     if ranges.is_empty() {
@@ -481,8 +484,8 @@ fn close_descriptors(
         .flat_map(|peer| [peer.fd.as_raw_fd(), peer.pidfd.as_raw_fd()])
         .chain(state.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
         .chain(state.shared.iter().map(|shared| shared.file.as_raw_fd()))
-        .chain([leash, state.main, state.pidfd.as_raw_fd()])
-        .chain(state.knocker.iter().map(AsRawFd::as_raw_fd))
+        .chain([lifetime, state.main, state.pidfd.as_raw_fd()])
+        .chain(state.connector.iter().map(AsRawFd::as_raw_fd))
         .chain(awaited)
         .map(RawFd::unsigned_abs)
         .collect();
@@ -513,7 +516,7 @@ fn close_range(first: u32, last: u32) -> rustix::io::Result<()> {
 fn wait_for_control(state: &mut Held, creator: usize) -> Arrival {
     match slow::park(state, None, None) {
         Ok(arrival) => arrival,
-        // Whoever switched here died on the way, and there is nobody to tell: control is given back to the creator.
+        // Whoever switched here died on the way, and there is nobody to tell: control is released to the creator.
         Err(_) => Arrival { caller: state.handle(creator), word: 0, bytes: Vec::new(), call: None },
     }
 }

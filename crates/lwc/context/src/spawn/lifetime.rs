@@ -1,10 +1,10 @@
-//! The leash: a context ends when nobody holds a descriptor of it and it does not have control.
+//! Lifetime: a context ends when nobody holds a descriptor of it and it does not have control.
 //!
 //! Its watcher ([`orrery_domain::watch`]) hears, through an epoll(7) instance over all grants, of each that is hung up.
 
-use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 
 use orrery_domain::watch::Ear;
 use orrery_sys::PageRange;
@@ -12,34 +12,35 @@ use rustix::event::epoll;
 use syscalls::{Sysno, syscall};
 
 use crate::error::{Error, Result};
-use crate::shared::program::{Program, SEATS};
-use crate::syscalls::listener_transfer::{self, Handing};
+use crate::shared::program::{MAX_CONTEXTS, Program};
+use crate::syscalls::listener_transfer::{self, ListenerTransfer};
 
 /// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
 /// goes on while the rest is put back.
 #[derive(Debug)]
 #[repr(align(4096))]
-pub(crate) struct Leash {
+pub(crate) struct Lifetime {
     epoll: OwnedFd,
     /// How many grants somebody holds.
     held: AtomicI32,
-    hung_up: [AtomicU8; 2 * SEATS],
+    hung_up: [AtomicU8; 2 * MAX_CONTEXTS],
     program: &'static Program,
     me: u32,
-    /// What the watcher hands out when its starter is readable: a [`crate::syscalls::listener_transfer::Handing`].
-    handing: AtomicPtr<c_void>,
+    /// What the watcher hands out when its starter is readable: a
+    /// [`crate::syscalls::listener_transfer::ListenerTransfer`].
+    transfer: AtomicPtr<c_void>,
 }
 
 /// What the starter is known by, beside the slots of grants.
 const STARTER: u64 = u64::MAX;
 
 // SAFETY: all that changes is atomic, and the pointer goes to memory that is never unmapped.
-unsafe impl Send for Leash {}
+unsafe impl Send for Lifetime {}
 // SAFETY: as above.
-unsafe impl Sync for Leash {}
+unsafe impl Sync for Lifetime {}
 
-impl Leash {
-    /// Makes one for the context of seat `me`, which stays for the rest of the process.
+impl Lifetime {
+    /// Makes one for the context of slot `me`, which stays for the rest of the process.
     pub(crate) fn make(program: &'static Program, me: u32) -> Result<&'static Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map(orrery_sys::descriptors::raise)
@@ -47,10 +48,10 @@ impl Leash {
         Ok(Box::leak(Box::new(Self {
             epoll,
             held: AtomicI32::new(0),
-            hung_up: [const { AtomicU8::new(0) }; 2 * SEATS],
+            hung_up: [const { AtomicU8::new(0) }; 2 * MAX_CONTEXTS],
             program,
             me,
-            handing: AtomicPtr::new(core::ptr::null_mut()),
+            transfer: AtomicPtr::new(std::ptr::null_mut()),
         })))
     }
 
@@ -60,17 +61,17 @@ impl Leash {
 
     /// The pages that it has to itself.
     pub(crate) fn pages(&'static self) -> PageRange {
-        PageRange::covering(core::ptr::from_ref(self).addr(), size_of::<Self>())
+        PageRange::covering(std::ptr::from_ref(self).addr(), size_of::<Self>())
     }
 
     pub(crate) fn ear(&'static self) -> Ear {
-        Ear { fd: self.epoll.as_raw_fd(), heed, with: core::ptr::from_ref(self).cast() }
+        Ear { fd: self.epoll.as_raw_fd(), heed: on_event, with: std::ptr::from_ref(self).cast() }
     }
 
     /// In a context that was just created: closes its copy of its creator's epoll instance, through which it could
-    /// meddle with the creator's leash.
+    /// meddle with the creator's lifetime.
     pub(crate) fn close_copy(&self) {
-        // SAFETY: the leash stays behind unused, so nobody closes the number a second time.
+        // SAFETY: the lifetime stays behind unused, so nobody closes the number a second time.
         unsafe { rustix::io::close(self.epoll.as_raw_fd()) };
     }
 
@@ -88,9 +89,14 @@ impl Leash {
             })
     }
 
-    /// Has the watcher call [`crate::syscalls::listener_transfer::heed`] with `handing`, once; `starter` is readable already.
-    pub(crate) fn hand_out(&self, handing: &'static Handing, starter: &OwnedFd) -> rustix::io::Result<()> {
-        self.handing.store(core::ptr::from_ref(handing).cast_mut().cast(), Ordering::SeqCst);
+    /// Has the watcher call [`crate::syscalls::listener_transfer::on_event`] with `transfer`, once; `starter` is
+    /// readable already.
+    pub(crate) fn transfer_listener(
+        &self,
+        transfer: &'static ListenerTransfer,
+        starter: &OwnedFd,
+    ) -> rustix::io::Result<()> {
+        self.transfer.store(std::ptr::from_ref(transfer).cast_mut().cast(), Ordering::SeqCst);
         epoll::add(&self.epoll, starter.as_fd(), epoll::EventData::new_u64(STARTER), epoll::EventFlags::IN)
     }
 
@@ -109,30 +115,30 @@ impl Leash {
 /// On the watcher's thread: notes which grants were hung up, and ends the context if that was the last one.
 ///
 /// It ends by SIGKILL: an exit would be taken for the program's.
-unsafe extern "C" fn heed(with: *const c_void) {
-    // SAFETY: `ear` passed a leash, which is never freed.
-    let leash = unsafe { &*with.cast::<Leash>() };
+unsafe extern "C" fn on_event(with: *const c_void) {
+    // SAFETY: `ear` passed a lifetime, which is never freed.
+    let lifetime = unsafe { &*with.cast::<Lifetime>() };
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
     // SAFETY: the kernel writes at most eight events.
     let heard = unsafe {
-        syscall!(Sysno::epoll_pwait, leash.epoll.as_raw_fd(), events.as_mut_ptr(), events.len(), 0, 0, 0)
+        syscall!(Sysno::epoll_pwait, lifetime.epoll.as_raw_fd(), events.as_mut_ptr(), events.len(), 0, 0, 0)
     };
     for event in events.iter().take(heard.unwrap_or(0)) {
         if event.u64 == STARTER {
-            // SAFETY: `hand_out` put it there, and its closing ends what the starter tells.
-            unsafe { listener_transfer::heed(leash.handing.load(Ordering::SeqCst)) };
+            // SAFETY: `transfer_listener` put it there, and its closing ends what the starter tells.
+            unsafe { listener_transfer::on_event(lifetime.transfer.load(Ordering::SeqCst)) };
             continue;
         }
         let (number, slot) = (event.u64 >> 32, event.u64 & 0xffff_ffff);
         // SAFETY: takes a socket of ours out of our own epoll instance.
         let _ =
-            unsafe { syscall!(Sysno::epoll_ctl, leash.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, number, 0) };
-        leash.held.fetch_sub(1, Ordering::SeqCst);
-        if let Some(flag) = usize::try_from(slot).ok().and_then(|slot| leash.hung_up.get(slot)) {
+            unsafe { syscall!(Sysno::epoll_ctl, lifetime.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, number, 0) };
+        lifetime.held.fetch_sub(1, Ordering::SeqCst);
+        if let Some(flag) = usize::try_from(slot).ok().and_then(|slot| lifetime.hung_up.get(slot)) {
             flag.store(1, Ordering::SeqCst);
         }
     }
-    if leash.held.load(Ordering::SeqCst) <= 0 && !leash.program.has_control(leash.me) {
+    if lifetime.held.load(Ordering::SeqCst) <= 0 && !lifetime.program.has_control(lifetime.me) {
         let own = rustix::process::getpid().as_raw_pid();
         // SAFETY: ends this process.
         let _ = unsafe { syscall!(Sysno::kill, own, libc::SIGKILL) };

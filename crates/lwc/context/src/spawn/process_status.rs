@@ -21,7 +21,7 @@ fn state_of(pid: Pid) -> Option<char> {
     text.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Whose pidfd it is, as the kernel says; nobody's (-1) once the process is buried.
+/// Whose pidfd it is, as the kernel says; nobody's (-1) once the process is reaped.
 pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;

@@ -1,12 +1,11 @@
 //! The root is the kernel's parent of all contexts: it alone can learn how one ended, and must, or its process stays.
 //!
-//! The root asks the kernel itself. Others ask the root, where their strand is parked while they have control: they write a
-//! request into the program's memory and call. A strand that does not exist in the root kills for itself, and the root
-//! buries when it next looks. An exit in any context ends the program with its status.
+//! The root asks the kernel itself. Others ask the root, where their logical thread is parked while they have control:
+//! they write a request into the program's memory and call. A logical thread that does not exist in the root kills for
+//! itself, and the root reaps when it next looks. An exit in any context ends the program with its status.
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use orrery_domain::End;
 use orrery_domain::gate::is_dead;
@@ -19,39 +18,36 @@ use rustix::thread::futex;
 use crate::shared::program::{Program, ROOT};
 use crate::spawn::process_status::pid_of;
 use crate::state::State;
-use crate::threads::fork_lock::Lock;
+use crate::threads::fork_lock::Guarded;
 
-/// A request is a seat's number with this; the root's own number asks for a look at all seats.
+/// A request is a slot's number with this; the root's own number asks for a look at all slots.
 const ASKED: u32 = 1 << 31;
 
-/// In the root, for its threads: who waits for a process. What a dead process was is said once.
-static BURYING: Lock = Lock::new();
+/// Contexts of the calling root that are not its children: copies that contexts of another program made of themselves,
+/// by slot and pidfd. Who holds the lock is the one thread of the root that waits for processes, so that the end of a
+/// dead process is reported once.
+static FOREIGN: Guarded<Foreign> = Guarded::new(Foreign(Vec::new()));
 
-/// Contexts of the calling root that are not its children: copies that contexts of another program made of themselves.
-/// Touched by who has `BURYING`.
-static FOREIGN: Foreign = Foreign(UnsafeCell::new(Vec::new()));
+#[derive(Debug)]
+struct Foreign(Vec<(u32, OwnedFd)>);
 
-struct Foreign(UnsafeCell<Vec<(u32, OwnedFd)>>);
+impl Foreign {
+    /// Returns the pidfd of the context of a slot, if it is not a child.
+    fn pidfd(&self, context_slot: u32) -> Option<BorrowedFd<'_>> {
+        self.0.iter().find(|(other, _)| *other == context_slot).map(|(_, pidfd)| pidfd.as_fd())
+    }
 
-// SAFETY: see `FOREIGN`.
-unsafe impl Sync for Foreign {}
+    fn remove(&mut self, context_slot: u32) {
+        self.0.retain(|(other, _)| *other != context_slot);
+    }
+}
 
-/// In a root that was just forked, before it has other threads: notes its contexts, by seat and pidfd.
+/// In a root that was just forked, before it has other threads: notes its contexts, by slot and pidfd.
 pub(crate) fn adopt(contexts: Vec<(u32, OwnedFd)>) {
-    BURYING.take();
-    // SAFETY: we have `BURYING`.
-    unsafe { *FOREIGN.0.get() = contexts };
-    BURYING.give_back();
+    FOREIGN.lock().0 = contexts;
 }
 
-/// The pidfd of the context of a seat, if it is not a child. The caller has `BURYING`.
-fn foreign(seat: u32) -> Option<BorrowedFd<'static>> {
-    // SAFETY: the caller's promise; nothing is taken out while it has that.
-    let all = unsafe { &*FOREIGN.0.get() };
-    all.iter().find(|(other, _)| *other == seat).map(|(_, pidfd)| pidfd.as_fd())
-}
-
-/// How a dead context ended that is not a child. Its pidfd tells once somebody else has buried it (Linux 6.15); until
+/// How a dead context ended that is not a child. Its pidfd tells once somebody else has reaped it (Linux 6.15); until
 /// then it is listed with its status (proc_pid_stat(5)), for those who may look into it.
 fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
     for _ in 0..100 {
@@ -62,7 +58,7 @@ fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
         if let Some(end) = listed_end(pidfd) {
             return end;
         }
-        std::thread::sleep(core::time::Duration::from_millis(2));
+        std::thread::sleep(std::time::Duration::from_millis(2));
     }
     End::Unknown
 }
@@ -88,34 +84,34 @@ fn listed_end(pidfd: BorrowedFd<'_>) -> Option<End> {
     })
 }
 
-/// How process `pid` ended, which is or was on `seat`. It is killed first, should it live.
-pub(crate) fn bury(state: &State, seat: u32, pid: u32) -> End {
+/// How process `pid` ended, which is or was on `context_slot`. It is killed first, should it live.
+pub(crate) fn reap(state: &State, context_slot: u32, pid: u32) -> End {
     let program = state.program;
     if state.me == ROOT {
-        return reap(program, seat, pid);
+        return reap_child(program, context_slot, pid);
     }
-    if !program.exists(state.strand, ROOT) {
-        return kill_alone(program, seat, pid);
+    if !program.exists(state.logical_thread, ROOT) {
+        return kill_alone(program, context_slot, pid);
     }
-    let strand = program.strand(state.strand);
-    strand.victim.store(pid, Ordering::SeqCst);
-    ask(program, state.strand, seat | ASKED);
-    unpack(strand.answer.load(Ordering::SeqCst))
+    let logical_thread = program.logical_thread(state.logical_thread);
+    logical_thread.victim.store(pid, Ordering::SeqCst);
+    ask(program, state.logical_thread, context_slot | ASKED);
+    unpack(logical_thread.answer.load(Ordering::SeqCst))
 }
 
-/// Buries whoever is dead.
+/// Reaps whoever is dead.
 pub(crate) fn sweep(state: &State) {
     if state.me == ROOT {
-        sweep_here(state.program);
-    } else if state.program.exists(state.strand, ROOT) {
-        ask(state.program, state.strand, ROOT | ASKED);
+        reap_all(state.program);
+    } else if state.program.exists(state.logical_thread, ROOT) {
+        ask(state.program, state.logical_thread, ROOT | ASKED);
     }
 }
 
-fn ask(program: &Program, strand: u32, what: u32) {
-    let request = &program.strand(strand).request;
+fn ask(program: &Program, logical_thread: u32, what: u32) {
+    let request = &program.logical_thread(logical_thread).request;
     request.store(what, Ordering::SeqCst);
-    program.place(strand, ROOT).face.call();
+    program.place(logical_thread, ROOT).face.call();
     // Should the root die, our watcher ends us.
     while request.load(Ordering::SeqCst) == what {
         let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -123,20 +119,20 @@ fn ask(program: &Program, strand: u32, what: u32) {
     }
 }
 
-/// In the root, on the thread that is `strand` there: does what was asked. Needs no turn at the state: who asks may have
-/// that of its own context.
-pub(crate) fn serve(program: &Program, me: u32, strand: u32) {
-    let asked = program.strand(strand);
+/// In the root, on the thread that is `logical_thread` there: does what was asked. Needs no turn at the state: who asks
+/// may have that of its own context.
+pub(crate) fn serve(program: &Program, me: u32, logical_thread: u32) {
+    let asked = program.logical_thread(logical_thread);
     let what = asked.request.load(Ordering::SeqCst);
     if me != ROOT || what & ASKED == 0 {
         return;
     }
-    let seat = what & !ASKED;
-    let end = if seat == ROOT {
-        sweep_here(program);
+    let context_slot = what & !ASKED;
+    let end = if context_slot == ROOT {
+        reap_all(program);
         End::Unknown
     } else {
-        reap(program, seat, asked.victim.load(Ordering::SeqCst))
+        reap_child(program, context_slot, asked.victim.load(Ordering::SeqCst))
     };
     asked.answer.store(pack(end), Ordering::SeqCst);
     asked.request.store(0, Ordering::SeqCst);
@@ -144,42 +140,42 @@ pub(crate) fn serve(program: &Program, me: u32, strand: u32) {
 }
 
 /// Without the root, whose child it is.
-fn kill_alone(program: &Program, seat: u32, victim: u32) -> End {
-    if let Some(pid) = program.pid(seat).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim) {
+fn kill_alone(program: &Program, context_slot: u32, victim: u32) -> End {
+    if let Some(pid) = program.pid(context_slot).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim) {
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
     End::Unknown
 }
 
-fn sweep_here(program: &Program) {
-    BURYING.take();
-    for seat in program.used() {
-        if !program.is_marked_dead(seat) {
+fn reap_all(program: &Program) {
+    let mut foreign = FOREIGN.lock();
+    for context_slot in program.used() {
+        if !program.is_marked_dead(context_slot) {
             continue;
         }
-        let Some(pid) = program.pid(seat) else { continue };
-        let end = match foreign(seat) {
+        let Some(pid) = program.pid(context_slot) else { continue };
+        let end = match foreign.pidfd(context_slot) {
             Some(pidfd) => is_dead(pidfd).then(|| end_of_foreign(pidfd)),
             None => wait(pid, WaitIdOptions::NOHANG),
         };
         if let Some(end) = end {
-            conclude(program, seat, end);
+            conclude(&mut foreign, program, context_slot, end);
         }
     }
-    BURYING.give_back();
 }
 
-fn reap(program: &Program, seat: u32, victim: u32) -> End {
-    BURYING.take();
-    let there = program.pid(seat).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim);
-    let end = match there {
-        // Another thread was faster, and somebody else may have the seat by now.
-        None => unpack(program.seat(seat).end.load(Ordering::SeqCst)),
-        Some(_) if let Some(pidfd) = foreign(seat) => {
+fn reap_child(program: &Program, context_slot: u32, victim: u32) -> End {
+    let mut foreign = FOREIGN.lock();
+    let there = program.pid(context_slot).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim);
+    match there {
+        // Another thread was faster, and somebody else may have the slot by now.
+        None => unpack(program.context_slot(context_slot).end.load(Ordering::SeqCst)),
+        Some(_) if let Some(pidfd) = foreign.pidfd(context_slot) => {
             let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
             let mut one = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
             let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, None));
-            conclude(program, seat, end_of_foreign(pidfd))
+            let end = end_of_foreign(pidfd);
+            conclude(&mut foreign, program, context_slot, end)
         }
         Some(pid) => {
             // The number is read from memory that every context can write: only a hidden child of ours is killed.
@@ -188,21 +184,18 @@ fn reap(program: &Program, seat: u32, victim: u32) -> End {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
             let end = wait(pid, WaitIdOptions::empty()).unwrap_or(End::Unknown);
-            conclude(program, seat, end)
+            conclude(&mut foreign, program, context_slot, end)
         }
-    };
-    BURYING.give_back();
-    end
+    }
 }
 
 /// A context is dead and reaped.
-fn conclude(program: &Program, seat: u32, end: End) -> End {
-    if !matches!(end, End::Exited { .. }) && succeed(program, seat, end) {
+fn conclude(foreign: &mut Foreign, program: &Program, context_slot: u32, end: End) -> End {
+    if !matches!(end, End::Exited { .. }) && succeed(foreign, program, context_slot, end) {
         return end;
     }
-    program.release(seat, pack(end));
-    // SAFETY: who concludes has `BURYING`.
-    unsafe { (*FOREIGN.0.get()).retain(|(other, _)| *other != seat) };
+    program.release(context_slot, pack(end));
+    foreign.remove(context_slot);
     if let End::Exited { status } = end {
         // SAFETY: ends the program, as the context's exit meant to. The context has run the exit handlers.
         unsafe { libc::_exit(status) };
@@ -210,22 +203,22 @@ fn conclude(program: &Program, seat: u32, end: End) -> End {
     end
 }
 
-/// Gives the seat of a dead context to its spare, if it has one that lives.
-fn succeed(program: &Program, seat: u32, end: End) -> bool {
-    let spare = program.seat(seat).spare.load(Ordering::SeqCst);
-    let Some(spare) = i32::try_from(spare).ok().and_then(Pid::from_raw) else { return false };
-    let Ok(pidfd) = rustix::process::pidfd_open(spare, rustix::process::PidfdFlags::empty()) else {
+/// Gives the slot of a dead context to its checkpoint, if it has one that lives.
+fn succeed(foreign: &mut Foreign, program: &Program, context_slot: u32, end: End) -> bool {
+    let checkpoint_pid = program.context_slot(context_slot).checkpoint_pid.load(Ordering::SeqCst);
+    let Some(checkpoint_pid) = i32::try_from(checkpoint_pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    let Ok(pidfd) = rustix::process::pidfd_open(checkpoint_pid, rustix::process::PidfdFlags::empty()) else {
         return false;
     };
     let pidfd = orrery_sys::descriptors::raise(pidfd);
     if is_dead(pidfd.as_fd()) {
         return false;
     }
-    // SAFETY: who concludes has `BURYING`.
-    let foreign = unsafe { &mut *FOREIGN.0.get() };
-    foreign.retain(|(other, _)| *other != seat);
-    foreign.push((seat, pidfd));
-    program.bequeath(seat, spare, pack(end));
+    foreign.remove(context_slot);
+    foreign.0.push((context_slot, pidfd));
+    program.replace_with_checkpoint(context_slot, checkpoint_pid, pack(end));
     true
 }
 

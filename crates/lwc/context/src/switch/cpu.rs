@@ -1,12 +1,12 @@
 //! Where a context runs: on the CPU of whoever switches to it, or beside it, spinning.
 //!
-//! A switch is dear where it has to wake another CPU. So the two are put on one, or, where both hand over so often that
-//! a second CPU would never wait long, on two ([`orrery_domain::gate::CpuPolicy`]). A context that keeps control for longer
-//! than a moment may roam.
+//! A switch is expensive where it has to wake another CPU. So the two are put on one, or, where both hand over so often
+//! that a second CPU would never wait long, on two ([`orrery_domain::gate::CpuPolicy`]). A context that keeps control for
+//! longer than a moment may roam.
 //!
 //! Of two who switch to each other only one places the other: whoever was put apart leaves the one that did it alone.
 
-use core::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::SeqCst;
 
 use orrery_domain::gate::{CpuPlacement as Side, Machine, Surroundings, current_cpu};
 use orrery_domain::{Gate, Moment};
@@ -29,12 +29,12 @@ pub(crate) fn are_apart(own: &Place, other: &Place) -> bool {
 
 /// Whether a peer, that control is about to go to, is where it should be, as most are. Counts the round then.
 #[inline]
-pub(crate) fn is_in_place(peer: &mut Peer, strand: u32, own: &Place, place: &Place) -> bool {
-    if peer.seat == ROOT || own.pinned.load(SeqCst) & APART != 0 {
+pub(crate) fn is_in_place(peer: &mut Peer, logical_thread: u32, own: &Place, place: &Place) -> bool {
+    if peer.context_slot == ROOT || own.pinned.load(SeqCst) & APART != 0 {
         return true;
     }
     let naps = own.face.naps().wrapping_add(place.face.naps());
-    let pace = peer.cpu_policies.get_mut(strand as usize).and_then(Option::as_mut);
+    let pace = peer.cpu_policies.get_mut(logical_thread as usize).and_then(Option::as_mut);
     pace.is_some_and(|pace| pace.goes_on(naps) && is_at(place, pace.place(), current_cpu()))
 }
 
@@ -54,18 +54,18 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     if state.filtered || !state.may_place || state.place().pinned.load(SeqCst) & APART != 0 {
         return;
     }
-    let (program, own, strand) = (state.program, state.place(), state.strand);
+    let (program, own, logical_thread) = (state.program, state.place(), state.logical_thread);
     let around = Around { cpus: state.cpus };
     let Ok(peer) = state.peer_mut(slot) else { return };
     // The root is the program's own process, whose CPUs are its user's business.
-    if peer.seat == ROOT {
+    if peer.context_slot == ROOT {
         return;
     }
-    let place = program.place(strand, peer.seat);
+    let place = program.place(logical_thread, peer.context_slot);
     let (mine, theirs) = (&own.face, &place.face);
     let here = current_cpu();
     let naps = mine.naps().wrapping_add(theirs.naps());
-    let pace = entry(&mut peer.cpu_policies, strand).get_or_insert_default();
+    let pace = entry(&mut peer.cpu_policies, logical_thread).get_or_insert_default();
     let (side, astray) = pace.count(naps, &around);
     // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
     if is_at(place, side, here) && !astray {
@@ -99,8 +99,8 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     }
 }
 
-/// The machine, as far as the program may use it. CPUs are counted only where somebody asks: that takes longer than the rest
-/// of a switch's looks.
+/// The machine, as far as the program may use it. CPUs are counted only where somebody asks: that takes longer than the
+/// rest of a switch's looks.
 struct Around {
     cpus: Option<CpuSet>,
 }
@@ -116,8 +116,8 @@ impl Surroundings for Around {
 }
 
 /// Lets a context run wherever the program may.
-pub(crate) fn roam(state: &State, seat: u32) {
-    let place = state.program.place(state.strand, seat);
+pub(crate) fn roam(state: &State, context_slot: u32) {
+    let place = state.program.place(state.logical_thread, context_slot);
     if place.pinned.swap(0, SeqCst) != 0
         && let Some(cpus) = &state.cpus
         && let Some(thread) = thread_of(place)

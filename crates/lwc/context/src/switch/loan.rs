@@ -6,7 +6,7 @@ use orrery_domain::Moment;
 use rustix::process::Pid;
 use syscalls::{Sysno, syscall};
 
-/// What one strand has lent to one context.
+/// What one logical thread has lent to one context.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Loan {
     /// The caller's priority when it last looked.

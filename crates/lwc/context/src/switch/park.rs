@@ -1,10 +1,10 @@
-//! The vigil: what a parked context looks out for beside its bell. It waits for control, and where whoever has that dies,
-//! stops being there, or takes too long, it takes control over.
+//! Waiting for control: what a parked context looks out for beside its bell. It waits for control, and where whoever
+//! has that dies, stops being there, or takes too long, it takes control over.
 
-use core::sync::atomic::Ordering::SeqCst;
-use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -14,8 +14,8 @@ use rustix::process::PidfdFlags;
 use crate::error::{Error, Result};
 use crate::peers::introduction;
 use crate::peers::socket::is_hung_up;
-use crate::shared::control::Holder;
-use crate::shared::link::{Ear, Lobe};
+use crate::shared::control::Controller;
+use crate::shared::link::{RawReplySlot, ReplySlot};
 use crate::shared::program::ROOT;
 use crate::spawn::reaper;
 use crate::state::State;
@@ -32,95 +32,96 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: Duration = Duration::from_secs(3);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
-/// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to keep a machine busy.
+/// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to
+/// keep a machine busy.
 const LONG_NAP: Duration = Duration::from_secs(4);
-/// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to bury
+/// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to reap
 /// somebody is asked for without a descriptor.
-const GLANCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a parked context looks out for.
-pub(crate) struct Vigil {
+pub(crate) struct ParkWait {
     /// Whom it handed control to, as long as that one's death would matter.
-    watched: Option<Watched>,
+    watched: Option<WatchedContext>,
     /// Who had control when that one died. Nobody else may be there to hear of this one's death.
-    heir: Option<Watched>,
+    successor: Option<WatchedContext>,
     until: Option<Moment>,
     slice: Duration,
     /// A dead context that seemed to have control when the root last looked.
-    orphan: Option<Holder>,
+    dead_controller: Option<Controller>,
     /// A watched one that died after it had passed control to us.
-    pub(crate) speechless: Option<Watched>,
+    pub(crate) died_silently: Option<WatchedContext>,
     /// How often in a row the thread to which control was handed seemed to have ended.
     thread_gone: u32,
     /// Whether it is time to sleep: [`crate::switch::slow`] has waited for an answer awake.
     polled: bool,
     /// Since when control is ours without a word.
-    abandoned: Option<Moment>,
+    control_lost_since: Option<Moment>,
 }
 
-/// Whose death matters: as it was when it was given control. Somebody else may have its seat, and its name, since
+/// Whose death matters: as it was when it was given control. Somebody else may have its slot, and its name, since
 /// ([`crate::fork::checkpoint`]).
-pub(crate) struct Watched {
+pub(crate) struct WatchedContext {
     pub(crate) descriptor: RawFd,
-    pub(crate) seat: u32,
+    pub(crate) context_slot: u32,
     pub(crate) pid: u32,
-    holder: Holder,
+    controller: Controller,
     pidfd: Rc<OwnedFd>,
     /// Where its answer will be heard, and its place among the peers, by which it is taken.
-    ear: Option<(Ear, usize, u32)>,
+    reply_slot: Option<(ReplySlot, usize, u32)>,
 }
 
-impl Watched {
+impl WatchedContext {
     pub(crate) fn of(state: &mut State, slot: usize) -> Option<Self> {
-        let strand = state.strand;
+        let logical_thread = state.logical_thread;
         let peer = state.peer_mut(slot).ok()?;
         let serial = peer.serial;
         Some(Self {
             descriptor: peer.fd.as_raw_fd(),
-            seat: peer.seat,
+            context_slot: peer.context_slot,
             pid: peer.pid,
-            holder: peer.holder(),
+            controller: peer.controller(),
             pidfd: peer.pidfd.clone(),
-            ear: peer.link.as_mut().map(|link| (link.ear(strand), slot, serial)),
+            reply_slot: peer.link.as_mut().map(|link| (link.reply_slot(logical_thread), slot, serial)),
         })
     }
 
-    pub(crate) fn lobe(&self) -> Option<Lobe> {
-        self.ear.as_ref().map(|(ear, ..)| ear.lobe())
+    pub(crate) fn raw_reply_slot(&self) -> Option<RawReplySlot> {
+        self.reply_slot.as_ref().map(|(reply_slot, ..)| reply_slot.raw_reply_slot())
     }
 
     /// Its place among the peers, where it has said something.
     pub(crate) fn answered_at(&self, state: &State) -> Option<usize> {
-        if self.lobe()?.is_called() { self.slot(state) } else { None }
+        if self.raw_reply_slot()?.is_called() { self.slot(state) } else { None }
     }
 
     /// Its place among the peers, if it still has that.
     fn slot(&self, state: &State) -> Option<usize> {
-        let (_, slot, serial) = self.ear.as_ref()?;
+        let (_, slot, serial) = self.reply_slot.as_ref()?;
         state.peer(*slot).is_ok_and(|peer| peer.serial == *serial).then_some(*slot)
     }
 }
 
-impl Vigil {
-    pub(crate) fn new(watched: Option<Watched>, until: Option<Moment>) -> Self {
+impl ParkWait {
+    pub(crate) fn new(watched: Option<WatchedContext>, until: Option<Moment>) -> Self {
         Self {
             watched,
-            heir: None,
+            successor: None,
             until,
             slice: MOMENT,
             polled: true,
-            orphan: None,
-            speechless: None,
-            abandoned: None,
+            dead_controller: None,
+            died_silently: None,
+            control_lost_since: None,
             thread_gone: 0,
         }
     }
 
     /// In a copy of the thread, in a new context, which watches nobody. What the state knows of, too, that one closes.
     pub(crate) fn forget(&mut self) {
-        let former = core::mem::replace(self, Self::new(None, None));
+        let former = std::mem::replace(self, Self::new(None, None));
         // The original's, in a table that may be the original's, too.
-        core::mem::forget((former.heir, former.speechless));
+        std::mem::forget((former.successor, former.died_silently));
     }
 
     fn is_answered(&self, state: &State) -> bool {
@@ -128,20 +129,20 @@ impl Vigil {
     }
 
     /// Whom control was handed to.
-    pub(crate) fn watched(&self) -> Option<&Watched> {
+    pub(crate) fn watched(&self) -> Option<&WatchedContext> {
         self.watched.as_ref()
     }
 
     /// Waits for the bell, or for something that makes it an error to wait on.
     pub(crate) fn wait(&mut self, state: &mut Held) -> Result<()> {
-        let (program, me, strand) = (state.program, state.me, state.strand);
+        let (program, me, logical_thread) = (state.program, state.me, state.logical_thread);
         let own = &state.place().face;
-        let polled = core::mem::take(&mut self.polled);
-        let heir = self.heir.as_ref().filter(|_| self.watched.is_none());
-        let watched = self.watched.as_ref().or(heir);
-        let theirs = watched.map_or(own, |watched| &program.place(strand, watched.seat).face);
+        let polled = std::mem::take(&mut self.polled);
+        let successor = self.successor.as_ref().filter(|_| self.watched.is_none());
+        let watched = self.watched.as_ref().or(successor);
+        let theirs = watched.map_or(own, |watched| &program.place(logical_thread, watched.context_slot).face);
         let partner = watched
-            .filter(|watched| watched.seat != ROOT)
+            .filter(|watched| watched.context_slot != ROOT)
             .map_or(Partner::Watched, |watched| Partner::Pidfd(watched.pidfd.as_fd()));
         let gate = Gate::home(own, theirs);
         let heard = gate.heard();
@@ -156,21 +157,21 @@ impl Vigil {
             let slice = Moment::now().after(slice);
             Some(until.map_or(slice, |until| until.min(slice)))
         };
-        let lobe = watched.and_then(Watched::lobe);
-        let is_called = || lobe.is_some_and(Lobe::is_called);
+        let raw_reply_slot = watched.and_then(WatchedContext::raw_reply_slot);
+        let is_called = || raw_reply_slot.is_some_and(RawReplySlot::is_called);
         let woken = state.away(|| {
             let woken = if polled {
                 gate.rest(heard, is_called, end(), partner)
             } else {
                 gate.wait_for(heard, is_called, end, partner)
             };
-            reaper::serve(program, me, strand);
+            reaper::serve(program, me, logical_thread);
             woken
         });
         match woken {
             Some(Woken::Rung) | None => Ok(()),
-            Some(Woken::PartnerGone) => self.mourn(state),
-            Some(Woken::TimedOut) => self.look_after(state),
+            Some(Woken::PartnerGone) => self.on_death(state),
+            Some(Woken::TimedOut) => self.on_timeout(state),
         }
     }
 
@@ -190,27 +191,28 @@ impl Vigil {
         let own = &state.place().face;
         let end = Moment::now().after(self.slice);
         let end = self.until.map_or(end, |until| until.min(end));
-        let (program, me, strand) = (state.program, state.me, state.strand);
+        let (program, me, logical_thread) = (state.program, state.me, state.logical_thread);
         loop {
             let kick = state.own_kick().map(AsRawFd::as_raw_fd);
             let heard = Gate::home(own, own).heard();
             if state.looked() != Some(heard) || self.is_answered(state) {
                 return Ok(None);
             }
-            let watched = self.watched.as_ref().or(self.heir.as_ref()).map(|watched| watched.pidfd.clone());
+            let watched =
+                self.watched.as_ref().or(self.successor.as_ref()).map(|watched| watched.pidfd.clone());
             let sources = Source::all(state, watched.as_ref().map(AsRawFd::as_raw_fd), kick);
             let fds: Vec<RawFd> = sources.iter().filter_map(|source| source.fd(state)).collect();
             let mut fds: Vec<PollFd<'_>> = fds
                 .into_iter()
-                // SAFETY: of a number that another thread closes meanwhile, the kernel says so, or something about another
-                // file, which is then not found ready below.
+                // SAFETY: of a number that another thread closes meanwhile, the kernel says so, or something about
+                // another file, which is then not found ready below.
                 .map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN))
                 .collect();
-            let left = end.since(Moment::now()).min(GLANCE);
+            let left = end.since(Moment::now()).min(POLL_INTERVAL);
             let nap = rustix::time::Timespec::try_from(left).ok();
             let found = state.away(|| {
                 let found = poll(&mut fds, nap.as_ref());
-                reaper::serve(program, me, strand);
+                reaper::serve(program, me, logical_thread);
                 found
             });
             let Some(found) = found else { return Ok(None) };
@@ -219,7 +221,7 @@ impl Vigil {
                 if Moment::now() < end {
                     continue;
                 }
-                return self.look_after(state).map(|()| None);
+                return self.on_timeout(state).map(|()| None);
             }
             for (source, signs) in sources.into_iter().zip(signs) {
                 match source {
@@ -239,12 +241,12 @@ impl Vigil {
                         introduction::accept_all(state);
                         state.kick_others();
                     }
-                    Source::Watched(_) if !signs.is_empty() => {
+                    Source::WatchedContext(_) if !signs.is_empty() => {
                         // Its last words count.
                         if state.looked() != Some(Gate::home(own, own).heard()) || self.is_answered(state) {
                             return Ok(None);
                         }
-                        return self.mourn(state).map(|()| None);
+                        return self.on_death(state).map(|()| None);
                     }
                     _ => {}
                 }
@@ -252,29 +254,29 @@ impl Vigil {
         }
     }
 
-    /// The watched one is dead, or its heir.
-    fn mourn(&mut self, state: &mut Held) -> Result<()> {
+    /// The watched one is dead, or its successor.
+    fn on_death(&mut self, state: &mut Held) -> Result<()> {
         let first = self.watched.is_some();
-        let Some(dead) = self.watched.take().or_else(|| self.heir.take()) else { return Ok(()) };
-        // Its seat may be another one's by now, to which this strand has gone on: then control is where it belongs, unless it
-        // was left there by the dead one.
-        let place = state.program.place(state.strand, dead.seat);
-        if state.program.seat(dead.seat).pid.load(SeqCst) != dead.pid
+        let Some(dead) = self.watched.take().or_else(|| self.successor.take()) else { return Ok(()) };
+        // Its slot may be another one's by now, to which this logical thread has gone on: then control is where it
+        // belongs, unless it was left there by the dead one.
+        let place = state.program.place(state.logical_thread, dead.context_slot);
+        if state.program.context_slot(dead.context_slot).pid.load(SeqCst) != dead.pid
             && place.thread.load(SeqCst) != 0
             && place.left.compare_exchange(1, 0, SeqCst, SeqCst).is_err()
         {
             return Ok(());
         }
-        match dead.holder.gives_way(state.control(), state.own_holder()) {
+        match dead.controller.pass_control(state.control(), state.own_controller()) {
             Ok(()) => {
-                let end = reaper::bury(state, dead.seat, dead.pid);
+                let end = reaper::reap(state, dead.context_slot, dead.pid);
                 Err(if first { Error::Died { descriptor: dead.descriptor, end } } else { Error::Orphaned })
             }
-            Err(holder) => {
+            Err(controller) => {
                 // It died after it had handed control on, or in the midst of handing it to us.
-                self.watch_holder(state, holder);
-                if holder == state.own_holder() && first {
-                    self.speechless = Some(dead);
+                self.watch_controller(state, controller);
+                if controller == state.own_controller() && first {
+                    self.died_silently = Some(dead);
                 }
                 Ok(())
             }
@@ -282,27 +284,27 @@ impl Vigil {
     }
 
     /// Waits for the one that has control from now on: it has nobody else to go back to.
-    fn watch_holder(&mut self, state: &State, holder: Holder) {
-        let seat = holder.seat();
-        if seat == state.me || seat == ROOT || state.filtered {
+    fn watch_controller(&mut self, state: &State, controller: Controller) {
+        let context_slot = controller.context_slot();
+        if context_slot == state.me || context_slot == ROOT || state.filtered {
             return;
         }
-        let Some(pid) = state.program.pid(seat) else { return };
+        let Some(pid) = state.program.pid(context_slot) else { return };
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
-        self.heir = pidfd.map(|pidfd| Watched {
+        self.successor = pidfd.map(|pidfd| WatchedContext {
             descriptor: -1,
-            seat,
+            context_slot,
             pid: pid.as_raw_pid().unsigned_abs(),
-            holder,
+            controller,
             pidfd: Rc::new(orrery_sys::descriptors::raise(pidfd)),
-            ear: None,
+            reply_slot: None,
         });
     }
 
     /// Nothing happened for a while.
-    fn look_after(&mut self, state: &mut Held) -> Result<()> {
+    fn on_timeout(&mut self, state: &mut Held) -> Result<()> {
         let for_somebody =
-            self.watched.as_ref().or(self.heir.as_ref()).is_some_and(|other| other.seat != ROOT);
+            self.watched.as_ref().or(self.successor.as_ref()).is_some_and(|other| other.context_slot != ROOT);
         let for_nobody = !for_somebody && state.me != ROOT;
         self.slice = if for_nobody { (self.slice * 2).clamp(NAP, LONG_NAP) } else { NAP };
         // Whatever was said without a call is found now.
@@ -310,63 +312,71 @@ impl Vigil {
         if self.until.is_some_and(|until| Moment::now() >= until) {
             return self.time_out(state);
         }
-        let (program, strand) = (state.program, state.strand);
+        let (program, logical_thread) = (state.program, state.logical_thread);
         if let Some(watched) = &self.watched
-            && watched.seat != ROOT
+            && watched.context_slot != ROOT
         {
-            let (descriptor, seat, holder) = (watched.descriptor, watched.seat, watched.holder);
-            // It let go of its sockets: it is dead, or another program by now (execve(2)).
+            let (descriptor, context_slot, controller) =
+                (watched.descriptor, watched.context_slot, watched.controller);
+            // It release its sockets: it is dead, or another program by now (execve(2)).
             let known = state.named(descriptor).ok().and_then(|context| state.find(context).ok());
             let peer = known.and_then(|slot| state.peer(slot).ok());
-            let left = |peer: &crate::state::Peer| is_hung_up(&peer.fd) || program.is_marked_dead(seat);
+            let left =
+                |peer: &crate::state::Peer| is_hung_up(&peer.fd) || program.is_marked_dead(context_slot);
             if peer.is_some_and(|peer| peer.pid == watched.pid && left(peer)) {
-                return self.mourn(state);
+                return self.on_death(state);
             }
             if !state.filtered
-                && !program.lives(strand, seat)
-                && program.pid(seat).is_some()
-                && !program.is_marked_dead(seat)
+                && !program.lives(logical_thread, context_slot)
+                && program.pid(context_slot).is_some()
+                && !program.is_marked_dead(context_slot)
                 && !is_dead(watched.pidfd.as_fd())
             {
                 // The threads of a process that is killed do not end all at once.
                 self.slice = MOMENT;
                 self.thread_gone += 1;
-                if self.thread_gone >= 5 && holder.gives_way(state.control(), state.own_holder()).is_ok() {
-                    program.place(strand, seat).thread.store(0, SeqCst);
+                if self.thread_gone >= 5
+                    && controller.pass_control(state.control(), state.own_controller()).is_ok()
+                {
+                    program.place(logical_thread, context_slot).thread.store(0, SeqCst);
                     return Err(Error::ThreadEnded { descriptor });
                 }
                 return Ok(());
             }
             self.thread_gone = 0;
-            cpu::roam(state, seat);
+            cpu::roam(state, context_slot);
         }
-        let (own, holder) = (state.own_holder(), Holder::of(state.control()));
-        if holder == own {
+        let (own, controller) = (state.own_controller(), Controller::of(state.control()));
+        if controller == own {
             // Whoever handed it to us should have called by now; it must have died on the way.
             self.slice = NAP;
             let now = Moment::now();
-            if now.since(*self.abandoned.get_or_insert(now)) > ABANDONED {
+            if now.since(*self.control_lost_since.get_or_insert(now)) > ABANDONED {
                 return Err(Error::Orphaned);
             }
             return Ok(());
         }
-        self.abandoned = None;
-        if !state.filtered && program.has_ended(strand) {
+        self.control_lost_since = None;
+        if !state.filtered && program.has_ended(logical_thread) {
             // The thread of which this is the counterpart has ended.
             end_counterpart(state);
         }
         if state.me == ROOT {
             // Of the one that it handed control to it learns at once, of others when it looks.
-            if self.watched.as_ref().is_none_or(|watched| watched.holder != holder) {
-                self.slice = GLANCE;
+            if self.watched.as_ref().is_none_or(|watched| watched.controller != controller) {
+                self.slice = POLL_INTERVAL;
             }
             reaper::sweep(state);
-            // Nobody has its seat, or somebody else.
-            let dead = program.pid(holder.seat()).is_none() || program.holder(holder.seat()) != holder;
-            if dead && self.orphan == Some(holder) && holder.gives_way(state.control(), own).is_ok() {
+            // Nobody has its slot, or somebody else.
+            let dead = program.pid(controller.context_slot()).is_none()
+                || program.controller(controller.context_slot()) != controller;
+            if dead
+                && self.dead_controller == Some(controller)
+                && controller.pass_control(state.control(), own).is_ok()
+            {
                 return Err(Error::Orphaned);
             }
-            self.orphan = dead.then_some(holder);
+            self.dead_controller = dead.then_some(controller);
             if dead {
                 // Whoever had switched to it may be about to take over.
                 self.slice = MOMENT;
@@ -377,13 +387,16 @@ impl Vigil {
 
     fn time_out(&mut self, state: &mut Held) -> Result<()> {
         self.until = None;
-        let (own, holder) = (state.own_holder(), Holder::of(state.control()));
-        let pid = state.program.seat(holder.seat()).pid.load(SeqCst);
+        let (own, controller) = (state.own_controller(), Controller::of(state.control()));
+        let pid = state.program.context_slot(controller.context_slot()).pid.load(SeqCst);
         // Where we or the root have it, it is on its way to us, or about to be handed on in good order.
-        if holder == own || holder.seat() == ROOT || holder.gives_way(state.control(), own).is_err() {
+        if controller == own
+            || controller.context_slot() == ROOT
+            || controller.pass_control(state.control(), own).is_err()
+        {
             return Ok(());
         }
-        reaper::bury(state, holder.seat(), pid);
+        reaper::reap(state, controller.context_slot(), pid);
         Err(Error::TimedOut)
     }
 }
@@ -391,7 +404,7 @@ impl Vigil {
 /// Ends the calling thread, which is nobody's any more.
 fn end_counterpart(state: &State) -> ! {
     state.place().thread.store(0, SeqCst);
-    state_lock::let_go();
+    state_lock::release_state();
     orrery_sys::thread::exit()
 }
 
@@ -403,7 +416,7 @@ enum Source {
     /// Calls and introductions over a grant.
     Grant(usize),
     /// The death of whom control was handed to, or of the one that has it from there, by this pidfd.
-    Watched(RawFd),
+    WatchedContext(RawFd),
     /// Other threads of this context, by this descriptor.
     Kick(RawFd),
 }
@@ -419,7 +432,7 @@ impl Source {
             .filter(hears)
             .map(Self::Listener)
             .chain(grants.map(Self::Grant))
-            .chain(watched.map(Self::Watched))
+            .chain(watched.map(Self::WatchedContext))
             .chain(kick.map(Self::Kick))
             .collect()
     }
@@ -430,7 +443,7 @@ impl Source {
                 Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.calls.as_fd().as_raw_fd())
             }
             Self::Grant(grant) => Some(state.grants.get(grant)?.as_ref()?.socket.as_raw_fd()),
-            Self::Watched(fd) | Self::Kick(fd) => Some(fd),
+            Self::WatchedContext(fd) | Self::Kick(fd) => Some(fd),
         }
     }
 }

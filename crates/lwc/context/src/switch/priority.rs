@@ -1,14 +1,15 @@
 //! Priority: a context runs as urgently as whoever waits for it.
 //!
-//! A thread is one task of the kernel in each context in which it exists, and each has a priority of its own: that of its
-//! creator at the creation. Where the caller became more urgent since (SCHED_FIFO, a lower niceness), it would wait for a
-//! context that waits for everybody else: priority inversion. Futexes that inherit priority (FUTEX_LOCK_PI) do not help, for
-//! nobody holds one here; but who waits knows for whom, and may raise it (sched_setattr(2)).
+//! A thread is one task of the kernel in each context in which it exists, and each has a priority of its own: that of
+//! its creator at the creation. Where the caller became more urgent since (SCHED_FIFO, a lower niceness), it would wait
+//! for a context that waits for everybody else: priority inversion. Futexes that inherit priority (FUTEX_LOCK_PI) do
+//! not help, for nobody holds one here; but who waits knows for whom, and may raise it (sched_setattr(2)).
 //!
-//! So before it sleeps, a caller lends its own priority to whom it called, if that one's is lower, and takes the loan back
-//! when its own has become lower again. A short wait, which needs no sleep, costs nothing. The root's threads are left alone.
+//! So before it sleeps, a caller lends its own priority to whom it called, if that one's is lower, and takes the loan
+//! back when its own has become lower again. A short wait, which needs no sleep, costs nothing. The root's threads are
+//! left alone.
 
-use core::time::Duration;
+use std::time::Duration;
 
 use orrery_domain::Moment;
 
@@ -21,19 +22,20 @@ use crate::threads::per_thread::entry;
 /// How often a caller looks at most whether it is more urgent than it was.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// Before the calling strand sleeps: lends its priority to a peer that it waits for, or takes back what it lent.
+/// Before the calling logical thread sleeps: lends its priority to a peer that it waits for, or takes back what it
+/// lent.
 pub(crate) fn lend(state: &mut State, slot: usize) {
     // Whoever is filtered keeps to calls that it is sure to be allowed; who is isolated changes nobody.
     if state.filtered || !state.may_place {
         return;
     }
-    let (program, strand) = (state.program, state.strand);
+    let (program, logical_thread) = (state.program, state.logical_thread);
     let Ok(peer) = state.peer_mut(slot) else { return };
-    if peer.seat == ROOT {
+    if peer.context_slot == ROOT {
         return;
     }
-    let place = program.place(strand, peer.seat);
-    let loan = entry(&mut peer.loans, strand).get_or_insert_default();
+    let place = program.place(logical_thread, peer.context_slot);
+    let loan = entry(&mut peer.loans, logical_thread).get_or_insert_default();
     let now = Moment::now();
     if loan.next.is_some_and(|next| now < next) {
         return;

@@ -1,10 +1,10 @@
 //! System calls that a context is not to make, and the filter that sees to it (seccomp(2)).
 //!
 //! The filter knows numbers, not memory: what a call's pointers point to is looked at by the parent, on a copy
-//! ([`crate::syscalls::trap`]). Two things it decides itself: a context may always send signals to itself, and where anything is
-//! withheld, io_uring(7) is refused, whose requests pass by every filter.
+//! ([`crate::syscalls::trap`]). Two things it decides itself: a context may always send signals to itself, and where
+//! anything is withheld, io_uring(7) is refused, whose requests pass by every filter.
 
-use core::fmt;
+use std::fmt;
 
 use orrery_sys::seccomp::{Action, Condition, Filter, sock_filter};
 use rustix::io::Errno;
@@ -203,8 +203,8 @@ const GLOBAL: &[libc::c_long] = &[
     libc::SYS_ioperm,
 ];
 
-/// Calls by which a process changes how others of its user run: whom they are about is said by this argument, which must be
-/// 0 or the caller's number, if a kind that an argument before it tells is this.
+/// Calls by which a process changes how others of its user run: whom they are about is said by this argument, which
+/// must be 0 or the caller's number, if a kind that an argument before it tells is this.
 const ABOUT_PROCESSES: [(libc::c_long, u8, Option<u32>); 7] = [
     (libc::SYS_prlimit64, 0, None),
     (libc::SYS_sched_setaffinity, 0, None),
@@ -376,7 +376,7 @@ mod tests {
     fn filters_withhold_what_is_in_the_set() {
         let set = Calls::none().with(2, 4).with(9, 9).with(62, 62).with(200, 230);
         let program = set.filter(Action::Notify, 1000);
-        let say = |number, first| simulate(&program, NATIVE, number, [first, 0, 0, 0, 7, 0]);
+        let publish = |number, first| simulate(&program, NATIVE, number, [first, 0, 0, 0, 7, 0]);
         for number in 0..500 {
             let essential = ESSENTIAL.iter().any(|call| number_of(*call) == number);
             let expected = if (425..=427).contains(&number) {
@@ -386,46 +386,46 @@ mod tests {
             } else {
                 ALLOW
             };
-            assert_eq!(say(number, 5), expected, "{number}");
+            assert_eq!(publish(number, 5), expected, "{number}");
         }
-        assert_eq!(say(62, 1000), ALLOW, "a signal to itself");
-        assert_eq!(say(0x4000_0002, 0), EPERM, "by its other number");
+        assert_eq!(publish(62, 1000), ALLOW, "a signal to itself");
+        assert_eq!(publish(0x4000_0002, 0), EPERM, "by its other number");
         assert_eq!(simulate(&program, 0x4000_0003, 0, [0; 6]), libc::SECCOMP_RET_KILL_PROCESS, "by 32 bits");
     }
 
     #[test]
     fn what_concerns_nobody_else_passes() {
         let program = Calls::global().filter(Action::Notify, 1000);
-        let say = |call, arguments| simulate(&program, NATIVE, number_of(call), arguments);
-        let send = |address| say(libc::SYS_sendto, [3, 4, 5, 6, address, 0]);
+        let publish = |call, arguments| simulate(&program, NATIVE, number_of(call), arguments);
+        let send = |address| publish(libc::SYS_sendto, [3, 4, 5, 6, address, 0]);
         assert_eq!(send(0), ALLOW);
         assert_eq!((send(8), send(1 << 40)), (NOTIFY, NOTIFY));
-        assert_eq!(say(libc::SYS_prlimit64, [0; 6]), ALLOW);
-        assert_eq!(say(libc::SYS_prlimit64, [1, 0, 0, 0, 0, 0]), NOTIFY);
-        assert_eq!(say(libc::SYS_tgkill, [1000, 5, 6, 0, 0, 0]), ALLOW);
-        assert_eq!(say(libc::SYS_tgkill, [0, 5, 6, 0, 0, 0]), NOTIFY);
-        assert_eq!(say(libc::SYS_sendmsg, [0; 6]), NOTIFY);
+        assert_eq!(publish(libc::SYS_prlimit64, [0; 6]), ALLOW);
+        assert_eq!(publish(libc::SYS_prlimit64, [1, 0, 0, 0, 0, 0]), NOTIFY);
+        assert_eq!(publish(libc::SYS_tgkill, [1000, 5, 6, 0, 0, 0]), ALLOW);
+        assert_eq!(publish(libc::SYS_tgkill, [0, 5, 6, 0, 0, 0]), NOTIFY);
+        assert_eq!(publish(libc::SYS_sendmsg, [0; 6]), NOTIFY);
     }
 
     #[test]
     fn how_others_run_is_left_alone() {
         let program = about_others(1000, &Calls::none());
-        let say = |call, arguments| simulate(&program, NATIVE, number_of(call), arguments);
+        let publish = |call, arguments| simulate(&program, NATIVE, number_of(call), arguments);
         let allow = ALLOW;
         for (call, whom, kind) in ABOUT_PROCESSES {
             for (pid, expected) in [(0, allow), (1000, allow), (1 << 32, allow), (5, EPERM), (1, EPERM)] {
                 let mut arguments = [u64::from(kind.unwrap_or(0)), 0, 0, 0, 0, 0];
                 arguments[usize::from(whom)] = pid;
-                assert_eq!(say(call, arguments), expected, "{call} of {pid}");
+                assert_eq!(publish(call, arguments), expected, "{call} of {pid}");
             }
         }
         // Whole groups, and all of a user, even if named by 0.
         for kind in [libc::PRIO_PGRP, libc::PRIO_USER] {
-            assert_eq!(say(libc::SYS_setpriority, [kind.into(), 0, 0, 0, 0, 0]), EPERM);
+            assert_eq!(publish(libc::SYS_setpriority, [kind.into(), 0, 0, 0, 0, 0]), EPERM);
         }
-        assert_eq!(say(libc::SYS_ioprio_set, [2, 0, 0, 0, 0, 0]), EPERM);
-        assert_eq!(say(libc::SYS_setrlimit, [5; 6]), allow);
-        assert_eq!(say(libc::SYS_read, [5; 6]), allow);
+        assert_eq!(publish(libc::SYS_ioprio_set, [2, 0, 0, 0, 0, 0]), EPERM);
+        assert_eq!(publish(libc::SYS_setrlimit, [5; 6]), allow);
+        assert_eq!(publish(libc::SYS_read, [5; 6]), allow);
         assert_eq!(simulate(&program, NATIVE, 0x4000_0000, [0; 6]), EPERM, "by its other number");
         let left = about_others(1000, &Calls::all());
         assert_eq!(simulate(&left, NATIVE, number_of(libc::SYS_prlimit64), [5; 6]), allow);

@@ -25,9 +25,9 @@ pub(crate) struct Listener {
     pub(crate) memory: Option<OwnedFd>,
     /// What of it is ours to use: the system calls that we may make for it.
     pub(crate) rights: Rights,
-    /// The calls that wait for an answer, by strand, and their kernel's numbers.
+    /// The calls that wait for an answer, by logical thread, and their kernel's numbers.
     pub(crate) pending: Vec<(u32, u64, Call)>,
-    /// Calls that strands of ours are to be told of.
+    /// Calls that logical threads of ours are to be told of.
     pub(crate) kept: Vec<(u32, u64, Call)>,
     /// Nobody is behind it any more.
     pub(crate) is_over: bool,

@@ -12,7 +12,7 @@ use crate::peers::socket::send_files;
 
 /// What a new context's thread and its watcher do together to hand the listener out.
 #[derive(Debug)]
-pub(crate) struct Handing {
+pub(crate) struct ListenerTransfer {
     pub(super) socket: RawFd,
     pub(super) memory: RawFd,
     pub(super) starter: RawFd,
@@ -38,25 +38,25 @@ impl Word for AtomicU32 {
 }
 
 /// On the watcher's thread, bound by its rules: hands out what there is, then filters itself.
-fn hand_over(handing: &Handing) {
-    let word = AtomicU32::from_ptr_of(&handing.listener);
-    while handing.listener.load(SeqCst) == -1 {
+fn send_listener(transfer: &ListenerTransfer) {
+    let word = AtomicU32::from_ptr_of(&transfer.listener);
+    while transfer.listener.load(SeqCst) == -1 {
         let _ = futex::wait(word, futex::Flags::empty(), u32::MAX, None);
     }
-    let listener = handing.listener.load(SeqCst);
+    let listener = transfer.listener.load(SeqCst);
     let mut outcome = Ok(());
     if listener >= 0 {
         // SAFETY: both are open, in a table that only this context has, whose other thread waits for us.
         let (listener, memory, socket) = unsafe {
             (
                 OwnedFd::from_raw_fd(listener),
-                BorrowedFd::borrow_raw(handing.memory),
-                BorrowedFd::borrow_raw(handing.socket),
+                BorrowedFd::borrow_raw(transfer.memory),
+                BorrowedFd::borrow_raw(transfer.socket),
             )
         };
         outcome = send_files(socket, &[listener.as_fd(), memory]);
     }
-    for number in [handing.memory, handing.starter] {
+    for number in [transfer.memory, transfer.starter] {
         if number >= 0 {
             // SAFETY: both were left to us.
             unsafe { rustix::io::close(number) };
@@ -64,22 +64,23 @@ fn hand_over(handing: &Handing) {
     }
     // Without a listener of its own, what is trapped elsewhere fails here.
     let outcome = match outcome {
-        Ok(()) if !handing.counterparts => seccomp::install(&handing.filter, Scope::Thread).map(drop),
+        Ok(()) if !transfer.counterparts => seccomp::install(&transfer.filter, Scope::Thread).map(drop),
         other => other,
     };
     let done = match outcome {
         Ok(()) => 1,
         Err(errno) => 1 << 16 | errno.raw_os_error().unsigned_abs(),
     };
-    handing.done.store(done, SeqCst);
-    let _ = futex::wake(&handing.done, futex::Flags::empty(), 1);
+    transfer.done.store(done, SeqCst);
+    let _ = futex::wake(&transfer.done, futex::Flags::empty(), 1);
 }
 
-/// Called by [`Leash`](crate::spawn::lifetime::Leash) with what [`install_filter`](crate::syscalls::install::install_filter) gave it.
+/// Called by [`Lifetime`](crate::spawn::lifetime::Leash) with what
+/// [`install_filter`](crate::syscalls::install::install_filter) gave it.
 ///
 /// # Safety
-/// `with` is a [`Handing`] that is never freed.
-pub(crate) unsafe fn heed(with: *const c_void) {
+/// `with` is a [`ListenerTransfer`] that is never freed.
+pub(crate) unsafe fn on_event(with: *const c_void) {
     // SAFETY: the caller's promise.
-    hand_over(unsafe { &*with.cast::<Handing>() });
+    send_listener(unsafe { &*with.cast::<ListenerTransfer>() });
 }

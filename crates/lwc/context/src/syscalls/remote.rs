@@ -1,10 +1,11 @@
 //! System calls on behalf of another context (the paper's lwSyscall).
 //!
-//! Memory, descriptors and credentials of such a call are each the caller's or the target's. A target that is parked in a
-//! switch makes the call itself, when asked, after it has looked at the rights of the descriptor over which it was asked;
-//! where the memory is the caller's, the arguments' bytes go there and back. Where the descriptors are the caller's, or its
-//! credentials, and those differ, the target could not make the call; nor can one that is stopped in a trapped call. Then the
-//! caller makes it, with copies of the target's memory and descriptors ([`crate::syscalls::target`]), and its credentials where wanted.
+//! Memory, descriptors and credentials of such a call are each the caller's or the target's. A target that is parked in
+//! a switch makes the call itself, when asked, after it has looked at the rights of the descriptor over which it was
+//! asked; where the memory is the caller's, the arguments' bytes go there and back. Where the descriptors are the
+//! caller's, or its credentials, and those differ, the target could not make the call; nor can one that is stopped in a
+//! trapped call. Then the caller makes it, with copies of the target's memory and descriptors
+//! ([`crate::syscalls::target`]), and its credentials where wanted.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -18,14 +19,14 @@ use crate::error::{Error, Result};
 use crate::shared::link::Kind;
 use crate::state::Peer;
 use crate::switch::slow;
-use crate::syscalls::signatures::{self, Argument, Parcel, Part, Shape};
+use crate::syscalls::signatures::{self, Argument, Parcel, Part, Signature};
 use crate::syscalls::target::{self, copy_own, write_own};
 use crate::syscalls::trap;
 use crate::threads::state_lock::Held;
 
 /// What of the caller's takes the place of the target's in [`Context::syscall`](crate::Context::syscall).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Own {
+pub struct FromCaller {
     /// The memory that arguments point to.
     pub memory: bool,
     /// The descriptors, and the working directory.
@@ -45,7 +46,7 @@ const CARRIED: u64 = 1;
 pub(crate) fn perform(
     state: &mut Held,
     slot: usize,
-    own: Own,
+    own: FromCaller,
     number: u32,
     arguments: [u64; 6],
 ) -> Result<i64> {
@@ -71,14 +72,20 @@ pub(crate) fn perform(
 }
 
 /// Has the target make it.
-fn there(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
+fn there(
+    state: &mut Held,
+    slot: usize,
+    own: FromCaller,
+    number: u32,
+    mut arguments: [u64; 6],
+) -> Result<i64> {
     let descriptor = state.peer(slot)?.fd.as_raw_fd();
     let mut parcel = Parcel::default();
-    let mut shape = None;
+    let mut signature = None;
     if own.memory {
         let known = shape_of(number)?;
         parcel = Parcel::pack(&known, &mut arguments, fetch)?;
-        shape = Some(known);
+        signature = Some(known);
     }
     let mut bytes: Vec<u8> = arguments.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let words = parcel
@@ -102,20 +109,20 @@ fn there(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u
         _ => return Err(Error::system("call for a context", number as usize, Errno::IO)),
     }
     let result = reply.extent.cast_signed();
-    if let Some(shape) = shape {
+    if let Some(signature) = signature {
         if reply.bytes.len() != parcel.bytes.len() {
             return Err(Error::system("call for a context", number as usize, Errno::BADMSG));
         }
         parcel.bytes = reply.bytes;
-        for (argument, written) in parcel.written(&shape, result) {
+        for (argument, written) in parcel.written(&signature, result) {
             store(arguments[argument], written)?;
         }
     }
     Ok(result)
 }
 
-/// In the target: makes the call that it was asked for, with the right to ask checked already. Gives its result, and the
-/// bytes back.
+/// In the target: makes the call that it was asked for, with the right to ask checked already. Gives its result, and
+/// the bytes back.
 pub(crate) fn serve(number: u64, flags: u64, bytes: &[u8]) -> rustix::io::Result<(u64, Vec<u8>)> {
     let number = u32::try_from(number).map_err(|_| Errno::INVAL)?;
     if RETURN_ODDLY.contains(&libc::c_long::from(number)) {
@@ -147,18 +154,18 @@ pub(crate) fn serve(number: u64, flags: u64, bytes: &[u8]) -> rustix::io::Result
 }
 
 /// Makes it in the calling process.
-fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
+fn here(state: &mut Held, slot: usize, own: FromCaller, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
     let refuse = |why| Error::CallUnknown { number, why };
     let plain = own.memory && own.descriptors;
-    let shape = if plain { None } else { Some(shape_of(number)?) };
+    let signature = if plain { None } else { Some(shape_of(number)?) };
     let mut borrowed: Vec<OwnedFd> = Vec::new();
     let mut parcel = Parcel::default();
     let mut aimed = arguments;
-    if let Some(shape) = &shape {
+    if let Some(signature) = &signature {
         parcel = if own.memory {
-            Parcel::pack(shape, &mut arguments, fetch)?
+            Parcel::pack(signature, &mut arguments, fetch)?
         } else {
-            Parcel::pack(shape, &mut arguments, |address, buffer| {
+            Parcel::pack(signature, &mut arguments, |address, buffer| {
                 target::copy_in(state, slot, address, buffer)
             })?
         };
@@ -168,7 +175,7 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
                 let part = parcel.parts.iter().find(|part| part.argument == argument);
                 part.is_some_and(|part| parcel.bytes.get(part.offset).is_some_and(|first| *first != b'/'))
             };
-            for (index, kind) in shape.arguments.iter().enumerate() {
+            for (index, kind) in signature.arguments.iter().enumerate() {
                 match kind {
                     Argument::File => {
                         // The kernel looks at 32 bits of it.
@@ -184,7 +191,7 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
                     }
                     Argument::Text
                         if relative(index)
-                            && !shape.arguments[..index]
+                            && !signature.arguments[..index]
                                 .last()
                                 .is_some_and(|kind| *kind == Argument::File)
                             && number != SYMLINKAT =>
@@ -207,15 +214,15 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
         them.lend(&me, act)
             .map_err(|errno| Error::system("take on a context's credentials", slot, errno))??
     };
-    let Some(shape) = shape else { return Ok(result) };
-    for (argument, written) in parcel.written(&shape, result) {
+    let Some(signature) = signature else { return Ok(result) };
+    for (argument, written) in parcel.written(&signature, result) {
         if own.memory {
             store(arguments[argument], written)?;
         } else {
             target::copy_out(state, slot, arguments[argument], written)?;
         }
     }
-    if shape.makes_file && !own.descriptors && result >= 0 {
+    if signature.makes_file && !own.descriptors && result >= 0 {
         let file = RawFd::try_from(result).map_err(|_| refuse("its result is no descriptor"))?;
         // SAFETY: the call has just made it, for us to pass on.
         let made = unsafe { OwnedFd::from_raw_fd(file) };
@@ -228,7 +235,7 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
 
 const SYMLINKAT: u32 = 266;
 
-fn shape_of(number: u32) -> Result<Shape> {
+fn shape_of(number: u32) -> Result<Signature> {
     let why = "what its arguments point to is not known: let it go on, or give it memory and descriptors of one context";
     signatures::of(number).ok_or(Error::CallUnknown { number, why })
 }

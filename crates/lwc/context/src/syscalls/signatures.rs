@@ -30,7 +30,7 @@ pub(crate) enum Size {
 
 /// A system call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct Signature {
     pub(crate) arguments: &'static [Argument],
     /// Whether its result is a descriptor.
     pub(crate) makes_file: bool,
@@ -61,9 +61,9 @@ const STATX: Argument = writes(size_of::<libc::statx>());
 const STATFS: Argument = writes(size_of::<libc::statfs>());
 
 /// The shape of a call, if it is known.
-pub(crate) fn of(number: u32) -> Option<Shape> {
-    let makes = |arguments: &'static [Argument]| Some(Shape { arguments, makes_file: true });
-    let plain = |arguments: &'static [Argument]| Some(Shape { arguments, makes_file: false });
+pub(crate) fn of(number: u32) -> Option<Signature> {
+    let makes = |arguments: &'static [Argument]| Some(Signature { arguments, makes_file: true });
+    let plain = |arguments: &'static [Argument]| Some(Signature { arguments, makes_file: false });
     match libc::c_long::from(number) {
         libc::SYS_open => makes(const { &[T, V, V] }),
         libc::SYS_creat => makes(const { &[T, V] }),
@@ -141,15 +141,15 @@ pub(crate) struct Parcel {
 const MOST: usize = ROOM - 2 * PATH;
 
 impl Parcel {
-    /// Copies what the arguments point to with `copy`, which fills a buffer as far as there is memory. Lengths above the
-    /// bound are cut in `arguments`.
+    /// Copies what the arguments point to with `copy`, which fills a buffer as far as there is memory. Lengths above
+    /// the bound are cut in `arguments`.
     pub(crate) fn pack<E>(
-        shape: &Shape,
+        signature: &Signature,
         arguments: &mut [u64; 6],
         mut copy: impl FnMut(u64, &mut [u8]) -> Result<usize, E>,
     ) -> Result<Self, E> {
         let mut parcel = Self::default();
-        for (index, kind) in shape.arguments.iter().enumerate() {
+        for (index, kind) in signature.arguments.iter().enumerate() {
             let address = arguments[index];
             if address == 0 {
                 continue;
@@ -199,9 +199,9 @@ impl Parcel {
     }
 
     /// What the call wrote, and for which argument. Of a read, only what was read.
-    pub(crate) fn written(&self, shape: &Shape, result: i64) -> Vec<(usize, &[u8])> {
+    pub(crate) fn written(&self, signature: &Signature, result: i64) -> Vec<(usize, &[u8])> {
         let counted = |argument: usize| {
-            matches!(shape.arguments.get(argument), Some(Argument::Memory { size: Size::Says(_), .. }))
+            matches!(signature.arguments.get(argument), Some(Argument::Memory { size: Size::Says(_), .. }))
         };
         if result < 0 {
             return Vec::new();
@@ -228,33 +228,34 @@ mod tests {
             buffer[..length].copy_from_slice(&text[..length]);
             Ok(length)
         };
-        let shape = of(u32::try_from(libc::SYS_openat).unwrap()).unwrap();
+        let signature = of(u32::try_from(libc::SYS_openat).unwrap()).unwrap();
         let mut arguments = [u64::MAX, 100, 2, 3, 0, 0];
-        let mut parcel = Parcel::pack(&shape, &mut arguments, texts).unwrap();
+        let mut parcel = Parcel::pack(&signature, &mut arguments, texts).unwrap();
         assert_eq!(&parcel.bytes, b"/etc/passwd\0");
         let aimed = parcel.aim(arguments);
         assert_eq!((aimed[0], aimed[2], aimed[3]), (u64::MAX, 2, 3));
         assert_eq!(aimed[1], parcel.bytes.as_ptr().addr() as u64);
-        let parcel = Parcel::pack(&shape, &mut [0, 7, 0, 0, 0, 0], texts).unwrap();
+        let parcel = Parcel::pack(&signature, &mut [0, 7, 0, 0, 0, 0], texts).unwrap();
         assert_eq!(parcel.bytes.len(), PATH, "too long for the kernel");
         assert!(!parcel.bytes.contains(&0));
     }
 
     #[test]
     fn reads_are_bounded() {
-        let shape = of(u32::try_from(libc::SYS_read).unwrap()).unwrap();
+        let signature = of(u32::try_from(libc::SYS_read).unwrap()).unwrap();
         let mut arguments = [3, 1000, u64::MAX, 0, 0, 0];
-        let parcel = Parcel::pack(&shape, &mut arguments, |_, _: &mut [u8]| Err(())).unwrap();
+        let parcel = Parcel::pack(&signature, &mut arguments, |_, _: &mut [u8]| Err(())).unwrap();
         assert_eq!(arguments[2], MOST as u64);
-        let written = parcel.written(&shape, 5);
+        let written = parcel.written(&signature, 5);
         assert_eq!((written.len(), written[0].0, written[0].1.len()), (1, 1, 5));
-        assert!(parcel.written(&shape, -5).is_empty());
+        assert!(parcel.written(&signature, -5).is_empty());
     }
 
     #[test]
     fn null_stays_null() {
-        let shape = of(u32::try_from(libc::SYS_utimensat).unwrap()).unwrap();
-        let mut parcel = Parcel::pack(&shape, &mut [4, 0, 0, 0, 0, 0], |_, _: &mut [u8]| Err(())).unwrap();
+        let signature = of(u32::try_from(libc::SYS_utimensat).unwrap()).unwrap();
+        let mut parcel =
+            Parcel::pack(&signature, &mut [4, 0, 0, 0, 0, 0], |_, _: &mut [u8]| Err(())).unwrap();
         assert!(parcel.parts.is_empty());
         assert_eq!(parcel.aim([4, 0, 0, 0, 0, 0]), [4, 0, 0, 0, 0, 0]);
     }

@@ -1,8 +1,8 @@
-//! What of a context's is reached for a system call that another one makes on its behalf ([`crate::syscalls::remote`]): pieces of its
-//! memory, and descriptors.
+//! What of a context's is reached for a system call that another one makes on its behalf ([`crate::syscalls::remote`]):
+//! pieces of its memory, and descriptors.
 //!
-//! Of one that is stopped in a trapped call, they are taken by way of that call. One that is parked is asked, and looks at
-//! the rights of the descriptor over which the question came, as with overlays.
+//! Of one that is stopped in a trapped call, they are taken by way of that call. One that is parked is asked, and looks
+//! at the rights of the descriptor over which the question came, as with overlays.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -204,7 +204,7 @@ pub(crate) fn write_own(address: u64, bytes: &[u8]) -> rustix::io::Result<()> {
 fn move_own(call: Sysno, address: u64, local: libc::iovec) -> rustix::io::Result<usize> {
     let start = usize::try_from(address).unwrap_or(usize::MAX);
     let remote =
-        libc::iovec { iov_base: core::ptr::with_exposed_provenance_mut(start), iov_len: local.iov_len };
+        libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: local.iov_len };
     let own = rustix::process::getpid().as_raw_pid();
     // SAFETY: one side is a buffer of ours; the other the kernel checks.
     unsafe { syscall!(call, own, &raw const local, 1, &raw const remote, 1, 0) }

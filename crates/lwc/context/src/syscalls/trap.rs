@@ -1,18 +1,18 @@
 //! Traps: a context's system call that it may not make arrives in its parent, which answers it.
 //!
-//! The context is filtered (seccomp(2)), and its parent has the filter's listener (seccomp_unotify(2)). The kernel stops
-//! the context in the call, with its arguments in registers; what they point to the parent copies once, decides on the
-//! copy, and acts on the copy. So it does not matter what else changes in the context's memory meanwhile.
+//! The context is filtered (seccomp(2)), and its parent has the filter's listener (seccomp_unotify(2)). The kernel
+//! stops the context in the call, with its arguments in registers; what they point to the parent copies once, decides
+//! on the copy, and acts on the copy. So it does not matter what else changes in the context's memory meanwhile.
 //!
 //! # How the parent gets hold of it
 //!
 //! The listener comes into being with the filter, and with the filter on, the context might no longer be able to send
-//! it. Its watcher can: that thread is filtered last. It hands over listener and memory, closes both, and filters itself;
-//! only then does the context wait for control. So no code of the program's ever runs in it without a filter, on whatever
-//! thread, and nothing in it can answer its own traps.
+//! it. Its watcher can: that thread is filtered last. It hands over listener and memory, closes both, and filters
+//! itself; only then does the context wait for control. So no code of the program's ever runs in it without a filter,
+//! on whatever thread, and nothing in it can answer its own traps.
 //!
-//! The context's memory is `/proc/PID/mem`, opened by itself before it closes itself to debuggers: the kernel checks who
-//! may look into a process when that file is opened.
+//! The context's memory is `/proc/PID/mem`, opened by itself before it closes itself to debuggers: the kernel checks
+//! who may look into a process when that file is opened.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -29,34 +29,36 @@ use crate::types::{Arrival, Call};
 /// The longest path, with its end.
 const PATH: usize = 4096;
 
-/// In the parent: takes the call that the calling strand made in a context, with control. One that another strand made
-/// is kept for that; one that is made out of turn, or by a strand that does not exist here, is refused.
+/// In the parent: takes the call that the calling logical thread made in a context, with control. One that another
+/// logical thread made is kept for that; one that is made out of turn, or by a logical thread that does not exist here,
+/// is refused.
 pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
     let program = state.program;
-    let (me, own, us) = (state.me, state.strand, state.own_holder());
+    let (me, own, us) = (state.me, state.logical_thread, state.own_controller());
     loop {
         let peer = state.peers.get_mut(slot)?.as_mut()?;
-        let (seat, them) = (peer.seat, peer.holder());
+        let (context_slot, them) = (peer.context_slot, peer.controller());
         let listener = peer.listener.as_mut()?;
         if !is_ready(listener.calls.as_fd()) {
             return None;
         }
         let notice = listener.calls.receive().ok()?;
         // Threads and processes that the context made have no counterpart here.
-        let strand = program
-            .strand_of(seat, notice.thread.unsigned_abs())
-            .filter(|strand| program.exists(*strand, me));
-        let Some(strand) = strand.filter(|strand| them.gives_way(program.control(*strand), us).is_ok())
+        let logical_thread = program
+            .thread_with_tid(context_slot, notice.thread.unsigned_abs())
+            .filter(|logical_thread| program.exists(*logical_thread, me));
+        let Some(logical_thread) = logical_thread
+            .filter(|logical_thread| them.pass_control(program.control(*logical_thread), us).is_ok())
         else {
             listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM)));
             continue;
         };
         let call = Call { number: notice.number.unsigned_abs(), arguments: notice.arguments };
-        listener.kept.push((strand, notice.id, call));
-        if strand == own {
+        listener.kept.push((logical_thread, notice.id, call));
+        if logical_thread == own {
             return take_from(state, slot);
         }
-        state.kick(strand);
+        state.kick(logical_thread);
     }
 }
 
@@ -66,14 +68,14 @@ pub(crate) fn take_kept(state: &mut State) -> Option<Arrival> {
 }
 
 fn take_from(state: &mut State, slot: usize) -> Option<Arrival> {
-    let strand = state.strand;
+    let logical_thread = state.logical_thread;
     let peer = state.peers.get_mut(slot)?.as_mut()?;
-    let seat = peer.seat;
+    let context_slot = peer.context_slot;
     let listener = peer.listener.as_mut()?;
-    let index = listener.kept.iter().position(|(whose, ..)| *whose == strand)?;
+    let index = listener.kept.iter().position(|(whose, ..)| *whose == logical_thread)?;
     let (_, id, call) = listener.kept.swap_remove(index);
-    listener.pending.push((strand, id, call));
-    state.program.place(strand, seat).stopped.store(1, SeqCst);
+    listener.pending.push((logical_thread, id, call));
+    state.program.place(logical_thread, context_slot).stopped.store(1, SeqCst);
     let word = u64::from(call.number);
     Some(Arrival { caller: state.handle(slot), word, bytes: Vec::new(), call: Some(call) })
 }
@@ -98,21 +100,25 @@ pub(crate) fn end(state: &mut State, slot: usize) {
     }
 }
 
-/// The call of a peer that waits for an answer of the calling strand.
+/// The call of a peer that waits for an answer of the calling logical thread.
 pub(crate) fn pending(state: &State, slot: usize) -> Option<(u64, Call)> {
     let listener = state.peers.get(slot)?.as_ref()?.listener.as_ref()?;
-    listener.pending.iter().find(|(strand, ..)| *strand == state.strand).map(|(_, id, call)| (*id, *call))
+    listener
+        .pending
+        .iter()
+        .find(|(logical_thread, ..)| *logical_thread == state.logical_thread)
+        .map(|(_, id, call)| (*id, *call))
 }
 
 /// Answers; control must have been handed over before.
 pub(crate) fn reply(state: &mut State, slot: usize, answer: Answer) {
-    let (program, strand) = (state.program, state.strand);
+    let (program, logical_thread) = (state.program, state.logical_thread);
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
-    let seat = peer.seat;
+    let context_slot = peer.context_slot;
     let Some(listener) = &mut peer.listener else { return };
-    if let Some(index) = listener.pending.iter().position(|(whose, ..)| *whose == strand) {
+    if let Some(index) = listener.pending.iter().position(|(whose, ..)| *whose == logical_thread) {
         let (_, id, _) = listener.pending.swap_remove(index);
-        program.place(strand, seat).stopped.store(0, SeqCst);
+        program.place(logical_thread, context_slot).stopped.store(0, SeqCst);
         listener.answer(id, answer);
     }
 }

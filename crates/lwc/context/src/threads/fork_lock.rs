@@ -1,16 +1,19 @@
-//! A lock that knows about copies of processes: a copy in which nobody holds it any more can have it anew.
+//! A lock that knows about copies of processes: a copy in which nobody holds it any more can have it again.
 //!
-//! It is taken and given back at each switch, mostly by the only thread there is: so it is given back by a plain write. Who
-//! waits is counted in a word of its own, at which the one that gives back looks without a fence. Should it look a
+//! It is taken and released at each switch, mostly by the only thread there is: so it is released by a plain write. Who
+//! waits is counted in a word of its own, at which the one that releases looks without a fence. Should it look a
 //! moment too early, who waits looks again by itself, [`NAP`] later.
 //!
 //! The standard library's locks stay locked for ever in the child of a fork(2) that happened while another thread held
 //! one.
 
-use core::sync::atomic::{
+use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
 
 use orrery_domain::forked::Creator;
 use rustix::thread::futex;
@@ -44,8 +47,8 @@ impl Lock {
         }
     }
 
-    /// Waits for it. True where a process that this one is a copy of held it when it was copied: what it protects may be
-    /// half changed.
+    /// Waits for it. True where a process that this one is a copy of held it when it was copied: what it protects may
+    /// be half changed.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         self.take_in(Creator::here())
@@ -91,13 +94,13 @@ impl Lock {
         while self.word.swap(HELD, Acquire) != FREE {
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, HELD, Some(&NAP));
         }
-        // A copied process has counted anew ([`Lock::keep`]), without a thread that was waiting when it was copied.
+        // A copied process has counted again ([`Lock::keep`]), without a thread that was waiting when it was copied.
         let _ = self.waiting.fetch_update(SeqCst, SeqCst, |waiting| waiting.checked_sub(1));
     }
 
-    /// Gives it back; nothing happens in a copy of the process that took it.
+    /// Releases it; nothing happens in a copy of the process that took it.
     #[inline]
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn release(&self) {
         if self.process.load(Relaxed) == Creator::here().number() {
             self.word.store(FREE, Release);
             if self.waiting.load(Relaxed) != 0 {
@@ -136,8 +139,58 @@ impl Lock {
     }
 }
 
-/// A lock whose word names the thread that has it: a copied thread can tell whether it has it itself, or only what it is a copy of
-/// does. Slower than [`Lock`]: it asks the kernel which thread it is.
+/// Data behind a [`Lock`], which is reached through a guard alone.
+#[derive(Debug)]
+pub(crate) struct Guarded<T> {
+    lock: Lock,
+    data: UnsafeCell<T>,
+}
+
+// SAFETY: only the thread that holds `lock` reaches `data`.
+unsafe impl<T: Send> Sync for Guarded<T> {}
+
+impl<T> Guarded<T> {
+    pub(crate) const fn new(data: T) -> Self {
+        Self { lock: Lock::new(), data: UnsafeCell::new(data) }
+    }
+
+    /// Waits for the lock, which is held until the guard is dropped.
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.lock.take();
+        Guard { guarded: self }
+    }
+}
+
+/// Holds the lock of a [`Guarded`].
+#[derive(Debug)]
+pub(crate) struct Guard<'a, T> {
+    guarded: &'a Guarded<T>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the guard holds the lock, and borrows end with it.
+        unsafe { &*self.guarded.data.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard holds the lock, and is borrowed exclusively.
+        unsafe { &mut *self.guarded.data.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        self.guarded.lock.release();
+    }
+}
+
+/// A lock whose word names the thread that has it: a copied thread can tell whether it has it itself, or only what it
+/// is a copy of does. Slower than [`Lock`]: it asks the kernel which thread it is.
 #[derive(Debug)]
 pub(crate) struct NamedLock {
     word: AtomicU32,
@@ -162,7 +215,8 @@ impl NamedLock {
             // Who has waited does not know whether others do.
             taken = own_thread() | WANTED;
         }
-        // Copied between asking who it is and taking it: what was taken here bears the original's name, which nobody else here has.
+        // Copied between asking who it is and taking it: what was taken here bears the original's name, which nobody
+        // else here has.
         let here = own_thread();
         if here != taken & !WANTED {
             let _ = self.word.fetch_update(Relaxed, Relaxed, |word| {
@@ -176,8 +230,8 @@ impl NamedLock {
         self.word.load(Relaxed) & !WANTED == own_thread()
     }
 
-    /// Gives it back, if the calling thread has it.
-    pub(crate) fn give_back(&self) {
+    /// Releases it, if the calling thread has it.
+    pub(crate) fn release(&self) {
         if self.is_mine() && self.word.swap(FREE, Release) & WANTED != 0 {
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
@@ -202,7 +256,7 @@ mod tests {
                     for _ in 0..5_000 {
                         lock.take();
                         sum.store(sum.load(SeqCst) + 1, SeqCst);
-                        lock.give_back();
+                        lock.release();
                     }
                 });
             }
@@ -222,7 +276,7 @@ mod tests {
                         assert_eq!(inside.fetch_add(1, SeqCst), 0, "round {round}");
                         std::hint::spin_loop();
                         inside.fetch_sub(1, SeqCst);
-                        lock.give_back();
+                        lock.release();
                     });
                 }
             });
@@ -240,7 +294,7 @@ mod tests {
                         lock.take();
                         assert!(lock.is_mine());
                         sum.store(sum.load(SeqCst) + 1, SeqCst);
-                        lock.give_back();
+                        lock.release();
                     }
                 });
             }
@@ -248,7 +302,8 @@ mod tests {
         assert_eq!(sum.load(SeqCst), 20_000);
     }
 
-    /// In a copy of the process the lock is given to nobody, and then to whoever takes it: not to the copy of who has it.
+    /// In a copy of the process the lock is given to nobody, and then to whoever takes it: not to the copy of who has
+    /// it.
     #[test]
     fn a_copied_thread_knows_that_it_has_no_named_lock() {
         let lock = NamedLock::new();
@@ -257,7 +312,7 @@ mod tests {
         match unsafe { libc::fork() } {
             0 => {
                 let inherited = lock.is_mine();
-                lock.give_back();
+                lock.release();
                 let kept = lock.word.load(SeqCst) != FREE;
                 lock.adopt();
                 lock.take();
@@ -273,7 +328,7 @@ mod tests {
             }
         }
         assert!(lock.is_mine());
-        lock.give_back();
+        lock.release();
         assert!(!lock.is_mine());
     }
 
@@ -301,7 +356,7 @@ mod tests {
         let lock = Lock::new();
         assert!(!lock.take());
         assert!(is_half_changed_in_a_copy(&lock));
-        lock.give_back();
+        lock.release();
         assert!(!lock.take());
     }
 

@@ -1,20 +1,20 @@
-//! Which strand a thread is: the program's number for it, the same in all contexts.
+//! Which logical thread a thread is: the program's number for it, the same in all contexts.
 //!
-//! Thread-local state, because threads are: this file is where it lives, and so are the marks by which a thread is found in
-//! a copy of its process ([`crate::threads::stop_threads`]).
+//! Thread-local state, because threads are: this file is where it lives, and so are the marks by which a thread is
+//! found in a copy of its process ([`crate::threads::stop_threads`]).
 
-use core::cell::Cell;
-use core::ffi::c_void;
-use core::mem::MaybeUninit;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 use orrery_domain::forked::Creator;
 
 use crate::arch;
 use crate::error::{Error, Result};
-use crate::shared::program::{Program, STRANDS, own_thread};
+use crate::shared::program::{MAX_THREADS, Program, own_thread};
 
 thread_local! {
-    /// The process for which it was found out, and the strand.
+    /// The process for which it was found out, and the logical thread.
     static KNOWN: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
     /// Whether the thread is in a call about contexts.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -24,37 +24,37 @@ thread_local! {
     static UNDER_WAY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The strand of the calling thread, which is in the context of a seat; a new one where it had none.
-pub(crate) fn own(program: &Program, seat: u32) -> Result<u32> {
+/// The logical thread of the calling thread, which is in the context of a slot; a new one where it had none.
+pub(crate) fn own(program: &Program, context_slot: u32) -> Result<u32> {
     let here = Creator::here().number();
-    let (process, strand) = KNOWN.get();
+    let (process, logical_thread) = KNOWN.get();
     if process == here {
-        return Ok(strand);
+        return Ok(logical_thread);
     }
     let thread = own_thread();
-    let strand = program
-        .strand_of(seat, thread)
-        .or_else(|| program.add_strand(seat, thread))
-        .ok_or(Error::TooManyThreads { most: STRANDS })?;
-    know(strand);
-    Ok(strand)
+    let logical_thread = program
+        .thread_with_tid(context_slot, thread)
+        .or_else(|| program.add_thread(context_slot, thread))
+        .ok_or(Error::TooManyThreads { most: MAX_THREADS })?;
+    know(logical_thread);
+    Ok(logical_thread)
 }
 
-/// Whether the calling thread is known to be that strand, in this process.
+/// Whether the calling thread is known to be that logical thread, in this process.
 #[inline]
-pub(crate) fn is_known(here: Creator, strand: u32) -> bool {
-    KNOWN.get() == (here.number(), strand)
+pub(crate) fn is_known(here: Creator, logical_thread: u32) -> bool {
+    KNOWN.get() == (here.number(), logical_thread)
 }
 
-/// Which strand the thread was of which the calling one is a copy, if that was known.
+/// Which logical thread the thread was of which the calling one is a copy, if that was known.
 pub(crate) fn inherited() -> Option<u32> {
-    let (process, strand) = KNOWN.get();
-    (process != 0).then_some(strand)
+    let (process, logical_thread) = KNOWN.get();
+    (process != 0).then_some(logical_thread)
 }
 
-/// Notes which strand the calling thread is.
-pub(crate) fn know(strand: u32) {
-    KNOWN.set((Creator::here().number(), strand));
+/// Notes which logical thread the calling thread is.
+pub(crate) fn know(logical_thread: u32) {
+    KNOWN.set((Creator::here().number(), logical_thread));
 }
 
 /// Begins a call about contexts; false where one is under way on this thread.

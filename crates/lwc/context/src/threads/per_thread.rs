@@ -1,10 +1,10 @@
 //! Lists with an entry for each logical thread.
 
-/// What a list has for a strand.
-pub(crate) fn entry<T>(list: &mut Vec<Option<T>>, strand: u32) -> &mut Option<T> {
-    let strand = strand as usize;
-    if list.len() <= strand {
-        list.resize_with(strand + 1, || None);
+/// What a list has for a logical thread.
+pub(crate) fn entry<T>(list: &mut Vec<Option<T>>, logical_thread: u32) -> &mut Option<T> {
+    let logical_thread = logical_thread as usize;
+    if list.len() <= logical_thread {
+        list.resize_with(logical_thread + 1, || None);
     }
-    &mut list[strand]
+    &mut list[logical_thread]
 }

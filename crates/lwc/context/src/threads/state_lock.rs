@@ -1,13 +1,13 @@
 //! Turns: the threads of a context share what it knows ([`State`]), one at a time.
 //!
-//! A thread lets go of it while it waits for whatever another context does ([`Held::away`]). So a turn is short, and no
+//! A thread releases it while it waits for whatever another context does ([`Held::away`]). So a turn is short, and no
 //! context waits for a turn at another one's state.
 //!
 //! Process-wide state, because fork(2) and signal handlers are: this file is where it lives.
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::cell::UnsafeCell;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use orrery_domain::forked::Creator;
 
@@ -19,17 +19,17 @@ use crate::threads::fork_lock::{Lock, NamedLock};
 use crate::threads::logical;
 use crate::types::Arrival;
 
-struct Shelf(UnsafeCell<Option<State>>);
+struct StateCell(UnsafeCell<Option<State>>);
 
 // SAFETY: what lies there is touched under `TURN` only.
-unsafe impl Sync for Shelf {}
+unsafe impl Sync for StateCell {}
 
-static STATE: Shelf = Shelf(UnsafeCell::new(None));
+static STATE: StateCell = StateCell(UnsafeCell::new(None));
 /// Whether anything lies there: a program without contexts, or a rollback in it, is to notice nothing of this file.
 static ANY: AtomicBool = AtomicBool::new(false);
 static TURN: Lock = Lock::new();
-/// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
-/// `TURN`, and kept while the asker waits.
+/// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken
+/// before `TURN`, and kept while the asker waits.
 static ASKING: NamedLock = NamedLock::new();
 
 /// What the calling context does for others, and where it was forked.
@@ -61,7 +61,7 @@ pub(crate) struct Held {
     asking: bool,
 }
 
-impl core::ops::Deref for Held {
+impl std::ops::Deref for Held {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -73,7 +73,7 @@ impl core::ops::Deref for Held {
     }
 }
 
-impl core::ops::DerefMut for Held {
+impl std::ops::DerefMut for Held {
     fn deref_mut(&mut self) -> &mut State {
         // SAFETY: as above.
         match unsafe { &mut *STATE.0.get() } {
@@ -84,18 +84,19 @@ impl core::ops::DerefMut for Held {
 }
 
 impl Held {
-    /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context, where the
-    /// state is that of the new context, and `wait` is nobody's business.
+    /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context,
+    /// where the state is that of the new context, and `wait` is nobody's business.
     ///
-    /// Whoever copies the process has the turn. So the landing is there before it is given back, and until it is ours again: a
-    /// thread that is copied meanwhile was parked, even where it had been called already, and was only waiting for its turn.
+    /// Whoever copies the process has the turn. So the landing is there before it is released, and until it is ours
+    /// again: a thread that is copied meanwhile was parked, even where it had been called already, and was only waiting
+    /// for its turn.
     ///
     /// What `wait` owns is lost there: it must not matter.
     #[inline(always)]
     pub(crate) fn away<T>(&mut self, wait: impl FnOnce() -> T) -> Option<T> {
-        let strand = self.strand;
+        let logical_thread = self.logical_thread;
         let waited = logical::away(|| {
-            TURN.give_back();
+            TURN.release();
             let waited = wait();
             TURN.take();
             waited
@@ -103,7 +104,7 @@ impl Held {
         if waited.is_none() {
             self.land();
         }
-        self.strand = strand;
+        self.logical_thread = logical_thread;
         waited
     }
 
@@ -125,11 +126,11 @@ impl Held {
 /// Whether no other thread of the program uses contexts, nor waits to. For whose turn it is.
 #[inline(always)]
 pub(crate) fn is_alone(state: &State) -> bool {
-    *state.program.strands().end() == 0 && !TURN.is_wanted()
+    *state.program.logical_threads().end() == 0 && !TURN.is_wanted()
 }
 
-/// Says whether who has the turn leaves the state alone for a moment, to wait. To keep the turn spares giving it back and taking it
-/// again; by way of this library nobody can copy the context meanwhile. For one that [`is_alone`].
+/// Says whether who has the turn leaves the state alone for a moment, to wait. To keep the turn checkpoints giving it
+/// back and taking it again; by way of this library nobody can copy the context meanwhile. For one that [`is_alone`].
 #[inline(always)]
 pub(crate) fn set_at_rest(at_rest: bool) {
     TURN.set_at_rest(at_rest);
@@ -138,11 +139,11 @@ pub(crate) fn set_at_rest(at_rest: bool) {
 impl Drop for Held {
     #[inline]
     fn drop(&mut self) {
-        // While it is our turn, so that no copy of this thread gives back what it does not have.
+        // While it is our turn, so that no copy of this thread releases what it does not have.
         if self.asking {
-            ASKING.give_back();
+            ASKING.release();
         }
-        TURN.give_back();
+        TURN.release();
         logical::leave();
     }
 }
@@ -172,10 +173,12 @@ fn take_turn(asking: bool) -> Result<Option<Held>> {
     let state = unsafe { &mut *STATE.0.get() };
     match state {
         // Most are this: a thread that has been here before.
-        Some(state) if !half_changed && state.creator == here && logical::is_known(here, state.strand) => {
+        Some(state)
+            if !half_changed && state.creator == here && logical::is_known(here, state.logical_thread) =>
+        {
             Ok(Some(held))
         }
-        _ => look_about(held, half_changed),
+        _ => identify_process(held, half_changed),
     }
 }
 
@@ -197,23 +200,23 @@ fn take_both() -> (Creator, bool) {
             return (here, any_half_changed);
         }
         // Copied while it waited for its turn: the original is the one that asks.
-        TURN.give_back();
+        TURN.release();
     }
 }
 
 /// Whose the state is, where that is not as it was.
 #[inline(never)]
-fn look_about(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
+fn identify_process(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
     // SAFETY: it is our turn.
     let state = unsafe { &mut *STATE.0.get() };
     if half_changed {
         // What another thread was changing when this process was forked is of no use to anybody.
-        core::mem::forget(state.take());
+        std::mem::forget(state.take());
     }
     match state {
         None => Ok(None),
         Some(state) if !state.creator.is_here() => {
-            if state.me != ROOT || state.door.is_none() {
+            if state.me != ROOT || state.rendezvous.is_none() {
                 return Err(Error::OtherProcess);
             }
             // A copy of the root: it has copies of the contexts, from now on.
@@ -221,22 +224,22 @@ fn look_about(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
             Ok(Some(held))
         }
         Some(state) => {
-            let strand = logical::own(state.program, state.me)?;
-            held.strand = strand;
+            let logical_thread = logical::own(state.program, state.me)?;
+            held.logical_thread = logical_thread;
             Ok(Some(held))
         }
     }
 }
 
-/// In a counterpart, whose strand is known.
+/// In a counterpart, whose logical thread is known.
 pub(crate) fn hold_as_counterpart() -> Option<Held> {
     TURN.take();
     logical::arrive();
     let mut held = Held { asking: false };
     // SAFETY: it is our turn.
     unsafe { &*STATE.0.get() }.as_ref()?;
-    let strand = logical::own(held.program, held.me).ok()?;
-    held.strand = strand;
+    let logical_thread = logical::own(held.program, held.me).ok()?;
+    held.logical_thread = logical_thread;
     Some(held)
 }
 
@@ -276,14 +279,14 @@ fn after_rollback() {
     if let Ok(Some(mut state)) = hold() {
         state.set_looked(None);
         state.forget_callers();
-        let strand = state.strand;
+        let logical_thread = state.logical_thread;
         for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
-            link.catch_up(strand);
+            link.catch_up(logical_thread);
         }
     }
 }
 
 /// Lets other threads have their turns: the calling one, whose turn it is, ends.
-pub(crate) fn let_go() {
-    TURN.give_back();
+pub(crate) fn release_state() {
+    TURN.release();
 }

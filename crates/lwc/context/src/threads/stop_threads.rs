@@ -1,31 +1,31 @@
 //! Holding the program's other threads still, for the moment of a copy, and going on with them in the copy.
 //!
-//! clone(2) copies the calling thread alone. So the creator of a context asks each other thread, by a signal, to wait in
-//! the handler until the copy is made, and to say where it waits. Its stack is then part of the copy, down to the
+//! clone(2) copies the calling thread alone. So the creator of a context asks each other thread, by a signal, to wait
+//! in the handler until the copy is made, and to say where it waits. Its stack is then part of the copy, down to the
 //! handler's frame, and the new context makes a thread that goes on in that frame: a *counterpart*. What it has of the
 //! original are the registers (the kernel put them on the stack for the handler, and takes them from there at its end),
 //! the stack, the thread pointer with all thread-local storage behind it, the C library's list of robust futexes, and
-//! where the kernel is to clear its number when it ends, for which pthread_join(3) waits. What is the kernel's is registered
-//! anew: rseq(2), and the number in the C library's books.
+//! where the kernel is to clear its number when it ends, for which pthread_join(3) waits. What is the kernel's is
+//! registered again: rseq(2), and the number in the C library's books.
 //!
 //! A counterpart does not run before control comes to it. Then it does one of two things:
 //!
-//! - where the original waited in a call about contexts, or had been called there and was waiting for its turn to look, that
-//!   call returns, with whoever switched to the counterpart;
-//! - else it goes on where the original was, by returning from the handler. Whoever switched there is not told: the paper
-//!   has no way either.
+//! - where the original waited in a call about contexts, or had been called there and was waiting for its turn to look,
+//!   that call returns, with whoever switched to the counterpart;
+//! - else it goes on where the original was, by returning from the handler. Whoever switched there is not told: the
+//!   paper has no way either.
 //!
 //! The signal is the C library's own for setuid(2) in programs with threads, which no program can block by way of the C
 //! library (signal(7) calls it internal); what does not come from here is passed on to the C library. A thread that
-//! blocks it all the same, by a bare system call, does not exist in the new context, nor does one that the kernel does not
-//! let answer for [`PATIENCE`].
+//! blocks it all the same, by a bare system call, does not exist in the new context, nor does one that the kernel does
+//! not let answer for [`PATIENCE`].
 //!
-//! **From the first signal to the release nothing here may allocate or lock**: another thread may have been stopped while it
-//! held whatever lock.
+//! **From the first signal to the release nothing here may allocate or lock**: another thread may have been stopped
+//! while it held whatever lock.
 
-use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use core::time::Duration;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_sys::process::Threads;
@@ -37,7 +37,7 @@ use syscalls::{Sysno, syscall};
 
 use crate::arch;
 use crate::error::Result;
-use crate::shared::program::{Program, STRANDS, own_thread};
+use crate::shared::program::{MAX_THREADS, Program, own_thread};
 use crate::switch::slow;
 use crate::threads::logical;
 use crate::threads::state_lock;
@@ -46,7 +46,8 @@ use orrery_sys::{rseq, thread};
 
 /// `SIGSETXID` of the GNU C library.
 const SIGNAL: i32 = 33;
-/// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take seconds.
+/// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take
+/// seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long its creator sleeps before it looks whether those who do not answer have ended.
 const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -58,7 +59,7 @@ const QUEUED: i32 = -1;
 struct Stop {
     /// Its number; 0 where nobody is asked.
     thread: AtomicU32,
-    strand: AtomicU32,
+    logical_thread: AtomicU32,
     /// Where it waits; 0 while it does not.
     stack: AtomicUsize,
     /// Its thread pointer.
@@ -70,16 +71,16 @@ struct Stop {
 }
 
 /// All this is the process's own: a signal handler has nothing else to find it by.
-static STOPS: [Stop; STRANDS] = [const {
+static STOPS: [Stop; MAX_THREADS] = [const {
     Stop {
         thread: AtomicU32::new(0),
-        strand: AtomicU32::new(0),
+        logical_thread: AtomicU32::new(0),
         stack: AtomicUsize::new(0),
         pointer: AtomicUsize::new(0),
         robust: AtomicUsize::new(0),
         clear: AtomicUsize::new(0),
     }
-}; STRANDS];
+}; MAX_THREADS];
 /// Odd while threads are to hold still.
 static ROUND: AtomicU32 = AtomicU32::new(0);
 static ARRIVED: AtomicU32 = AtomicU32::new(0);
@@ -97,17 +98,17 @@ pub(crate) const NEVER_BLOCKED: Mask = signals::mask_of(&[SIGNAL]);
 
 /// The other threads, held still for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Still {
+pub(crate) struct StoppedThreads {
     /// How many of [`STOPS`] were asked.
     asked: usize,
     mask: Mask,
 }
 
-impl Still {
+impl StoppedThreads {
     /// Holds the process' other threads still. `None` where there are none that could be. What is blocked meanwhile is
     /// everything: no handler may run that would wait for one of them.
-    pub(crate) fn hold(program: &Program, seat: u32) -> Result<Option<Self>> {
-        let asked = list(program, seat)?;
+    pub(crate) fn hold(program: &Program, context_slot: u32) -> Result<Option<Self>> {
+        let asked = list(program, context_slot)?;
         if asked == 0 {
             return Ok(None);
         }
@@ -155,7 +156,7 @@ impl Still {
     }
 }
 
-impl Drop for Still {
+impl Drop for StoppedThreads {
     fn drop(&mut self) {
         ROUND.fetch_add(1, SeqCst);
         let _ = futex::wake(&ROUND, futex::Flags::PRIVATE, u32::MAX >> 1);
@@ -170,7 +171,7 @@ pub(crate) fn others() -> Result<usize> {
 }
 
 /// Lists the threads that can be held still; gives how many.
-fn list(program: &Program, seat: u32) -> Result<usize> {
+fn list(program: &Program, context_slot: u32) -> Result<usize> {
     if others()? == 0 || thread::shadow_stack_is_on() {
         return Ok(0);
     }
@@ -187,11 +188,13 @@ fn list(program: &Program, seat: u32) -> Result<usize> {
             continue;
         }
         let thread = thread.unsigned_abs();
-        let known = program.strand_of(seat, thread).or_else(|| program.add_strand(seat, thread));
-        let Some(strand) = known else { continue };
+        let known = program
+            .thread_with_tid(context_slot, thread)
+            .or_else(|| program.add_thread(context_slot, thread));
+        let Some(logical_thread) = known else { continue };
         let stop = &STOPS[asked];
         stop.thread.store(thread, SeqCst);
-        stop.strand.store(strand, SeqCst);
+        stop.logical_thread.store(logical_thread, SeqCst);
         stop.stack.store(0, SeqCst);
         asked += 1;
     }
@@ -320,7 +323,7 @@ fn pass_on(signal: i32, info: *const Info, frame: *mut Frame) {
         type Handler = extern "C" fn(i32, *const Info, *mut Frame);
         // SAFETY: it was installed for this signal.
         let handler =
-            unsafe { core::mem::transmute::<*const (), Handler>(core::ptr::with_exposed_provenance(former)) };
+            unsafe { std::mem::transmute::<*const (), Handler>(std::ptr::with_exposed_provenance(former)) };
         handler(signal, info, frame);
     }
 }
@@ -331,11 +334,11 @@ fn pass_on(signal: i32, info: *const Info, frame: *mut Frame) {
 /// # Errors
 /// Those of clone(2).
 pub(crate) fn make_counterparts(
-    still: Option<&Still>,
+    still: Option<&StoppedThreads>,
     program: &'static Program,
-    seat: u32,
+    context_slot: u32,
     deaf: Mask,
-) -> core::result::Result<(), Errno> {
+) -> std::result::Result<(), Errno> {
     DEAF.fetch_or(deaf, SeqCst);
     let Some(still) = still else { return Ok(()) };
     let flags = libc::CLONE_VM
@@ -355,14 +358,14 @@ pub(crate) fn make_counterparts(
         if stop.thread.load(SeqCst) == 0 || stack == 0 {
             continue;
         }
-        let strand = stop.strand.load(SeqCst);
-        program.clear_place(strand, seat);
+        let logical_thread = stop.logical_thread.load(SeqCst);
+        program.clear_place(logical_thread, context_slot);
         // SAFETY: the stack is the original's, which does not run here; so are thread pointer and number.
         let made = unsafe {
             arch::start_at(
                 flags.cast_unsigned() as usize,
                 stack,
-                program.place(strand, seat).thread.as_ptr(),
+                program.place(logical_thread, context_slot).thread.as_ptr(),
                 stop.clear.load(SeqCst),
                 stop.pointer.load(SeqCst),
             )
@@ -400,7 +403,7 @@ fn begin(stop: &Stop, frame: &mut Frame) {
         // SAFETY: the C library's list of this thread.
         let _ = unsafe { syscall!(Sysno::set_robust_list, robust, ROBUST_LENGTH) };
     }
-    logical::know(stop.strand.load(SeqCst));
+    logical::know(stop.logical_thread.load(SeqCst));
     let course = logical::set_out();
     // So that this one can be held still as well, from its first moment on: its maker waits until it has arrived.
     signals::set_mask(Mask::MAX & !NEVER_BLOCKED);
@@ -432,7 +435,7 @@ pub(crate) fn spread_filter() -> rustix::io::Result<()> {
     seccomp::install(&allow_all, Scope::Process).map(drop)
 }
 
-/// In a new context whose creator had other threads: takes and gives back each lock of the C library that a new context
+/// In a new context whose creator had other threads: takes and releases each lock of the C library that a new context
 /// needs. Where one was held when the copy was made, this does not return, and the creator starts over.
 pub(crate) fn try_locks() {
     unsafe extern "C" fn stop(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> i32 {
@@ -442,13 +445,13 @@ pub(crate) fn try_locks() {
     // no stream is written to.
     unsafe {
         let _ = libc::mallinfo2();
-        libc::dl_iterate_phdr(Some(stop), core::ptr::null_mut());
+        libc::dl_iterate_phdr(Some(stop), std::ptr::null_mut());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::AtomicI32;
+    use std::sync::atomic::AtomicI32;
 
     use super::*;
 
@@ -461,8 +464,8 @@ mod tests {
         }
         FORMER.store(note as *const () as usize, SeqCst);
         // SAFETY: all-zero is a siginfo.
-        let info: Info = unsafe { core::mem::zeroed() };
-        on_signal(SIGNAL, &raw const info, core::ptr::null_mut());
+        let info: Info = unsafe { std::mem::zeroed() };
+        on_signal(SIGNAL, &raw const info, std::ptr::null_mut());
         assert_eq!(PASSED.load(SeqCst), SIGNAL);
         FORMER.store(0, SeqCst);
     }
@@ -484,7 +487,7 @@ mod tests {
                 std::thread::yield_now();
             }
             for _ in 0..20 {
-                let still = Still::hold(program, 0).unwrap().unwrap();
+                let still = StoppedThreads::hold(program, 0).unwrap().unwrap();
                 assert!(still.asked >= 3);
                 let before = count.load(SeqCst);
                 std::thread::sleep(Duration::from_millis(2));

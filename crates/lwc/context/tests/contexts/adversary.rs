@@ -417,7 +417,8 @@ fn uring_open(path: &CStr) -> Option<i32> {
         (5, u32::try_from(path >> 32).unwrap()),
         (7, libc::O_RDONLY.cast_unsigned()),
     ];
-    // SAFETY: the entry and the words of the ring lie in what the kernel has mapped for them; nobody else uses the ring.
+    // SAFETY: the entry and the words of the ring lie in what the kernel has mapped for them; nobody else uses the
+    // ring.
     unsafe {
         entry.write_bytes(0, 16);
         words.into_iter().for_each(|(place, word)| entry.add(place).write(word));
@@ -529,7 +530,7 @@ pub(crate) fn attack_by_limits_and_priorities() {
         }
         // One's own are one's own.
         // SAFETY: takes numbers only; what the kernel makes of them is the attack.
-        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
         // SAFETY: reads the set.
         assert_eq!(unsafe { libc::sched_setaffinity(0, size, &raw const cpus) }, 0);
         got

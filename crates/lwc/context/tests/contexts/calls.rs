@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use orrery_context::{Calls, Error, Overlay, Own, Rights, Spec, create};
+use orrery_context::{Calls, Error, FromCaller, Overlay, Rights, Spec, create};
 use rustix::process::{DumpableBehavior, Signal, geteuid, set_dumpable_behavior};
 
 use crate::pages::Pages;
@@ -272,7 +272,7 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     // of the length that is told, the page.
     let call = |own, number, arguments| unsafe { other.syscall(own, call_number(number), arguments) };
     // All of it is the context's.
-    assert_eq!(call(Own::default(), libc::SYS_getpid, [0; 6]), Ok(pid.cast_signed()));
+    assert_eq!(call(FromCaller::default(), libc::SYS_getpid, [0; 6]), Ok(pid.cast_signed()));
     // Its descriptors, our memory: what it is told to open is open there and not here.
     let path = c"/etc/passwd";
     let open = [libc::AT_FDCWD.cast_unsigned().into(), path.as_ptr().addr() as u64, 0, 0, 0, 0];
@@ -296,18 +296,19 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     memory.poke(0, b'b');
     let write = [file.as_raw_fd().unsigned_abs().into(), memory.address() as u64, 1, 5, 0, 0];
     // SAFETY: reads one byte of a page that is mapped there.
-    assert_eq!(unsafe { fresh.syscall(Own::default(), call_number(libc::SYS_pwrite64), write) }, Ok(1));
+    let wrote = unsafe { fresh.syscall(FromCaller::default(), call_number(libc::SYS_pwrite64), write) };
+    assert_eq!(wrote, Ok(1));
     assert_eq!(written(&file), "helloa");
     // Errors are the call's.
     let nowhere = [99_999, memory.address() as u64, 1, 0, 0, 0];
     assert_eq!(call(OWN_MEMORY, libc::SYS_write, nowhere), Ok(-i64::from(libc::EBADF)));
     let absent = [1, 8, 1, 0, 0, 0];
     assert!(call(OWN_MEMORY, libc::SYS_write, absent).is_err(), "nothing to copy");
-    assert_eq!(call(Own::default(), libc::SYS_write, absent), Ok(-i64::from(libc::EFAULT)));
-    assert!(matches!(call(Own::default(), libc::SYS_fork, [0; 6]), Err(Error::CallUnknown { .. })));
+    assert_eq!(call(FromCaller::default(), libc::SYS_write, absent), Ok(-i64::from(libc::EFAULT)));
+    assert!(matches!(call(FromCaller::default(), libc::SYS_fork, [0; 6]), Err(Error::CallUnknown { .. })));
     assert!(matches!(call(OWN_MEMORY, libc::SYS_ioctl, [0; 6]), Err(Error::CallUnknown { .. })));
     // Ours alone: a call of our own.
-    let ours = Own { memory: true, descriptors: true, credentials: true };
+    let ours = FromCaller { memory: true, descriptors: true, credentials: true };
     assert_eq!(call(ours, libc::SYS_getpid, [0; 6]), Ok(own_pid().cast_signed()));
     other.close().unwrap();
 }
@@ -317,7 +318,8 @@ pub(crate) fn calls_need_rights() {
     let spec = Spec::new().may_call(&only(libc::SYS_getpid));
     let child = create(&spec, move |start| {
         // SAFETY: calls that tell a number, and do nothing.
-        let call = |number| unsafe { start.creator.syscall(Own::default(), call_number(number), [0; 6]) };
+        let call =
+            |number| unsafe { start.creator.syscall(FromCaller::default(), call_number(number), [0; 6]) };
         let allowed = call(libc::SYS_getpid);
         let denied = matches!(call(libc::SYS_getuid), Err(Error::CallDenied { .. }));
         let word = if denied { allowed.unwrap_or(0).cast_unsigned() } else { 0 };
@@ -328,7 +330,7 @@ pub(crate) fn calls_need_rights() {
     assert_eq!(child.switch(0, &[]).unwrap().word, own_pid());
     let other = create(&Spec::new(), server(|word| word)).unwrap();
     // SAFETY: calls that tell a number, and do nothing.
-    let call = |number| unsafe { other.syscall(Own::default(), call_number(number), [0; 6]) };
+    let call = |number| unsafe { other.syscall(FromCaller::default(), call_number(number), [0; 6]) };
     assert!(call(libc::SYS_getuid).is_ok());
     other.restrict_to(&Rights::none().calls(&only(libc::SYS_getpid).or(&names))).unwrap();
     assert!(call(libc::SYS_getpid).is_ok());
@@ -378,7 +380,7 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
         }
     })
     .unwrap();
-    let serve = |own: Own, target: &std::path::Path| {
+    let serve = |own: FromCaller, target: &std::path::Path| {
         let mut arrival = child.switch(0, &[]).unwrap();
         while let Some(call) = arrival.call {
             let answer = if call.number == call_number(libc::SYS_openat) {
@@ -396,7 +398,7 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
                     unsafe { child.syscall(own, call.number, call.arguments) }.unwrap()
                 }
             } else {
-                let own = Own { credentials: true, ..Own::default() };
+                let own = FromCaller { credentials: true, ..FromCaller::default() };
                 // SAFETY: what the child itself wanted, in its own memory.
                 unsafe { child.syscall(own, call.number, call.arguments) }.unwrap_or(-i64::from(libc::ENOSYS))
             };
@@ -405,15 +407,15 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
         (arrival.word, String::from_utf8(arrival.bytes).unwrap())
     };
     let secret = || (0, "for the monitor's eyes".to_owned());
-    let with_rights = Own { credentials: true, ..OWN_MEMORY };
+    let with_rights = FromCaller { credentials: true, ..OWN_MEMORY };
     assert_eq!(serve(with_rights, &path), secret());
-    assert_eq!(serve(Own { memory: false, ..with_rights }, &path), secret());
+    assert_eq!(serve(FromCaller { memory: false, ..with_rights }, &path), secret());
     let elsewhere = directory.path().join("decoy");
     std::fs::write(&elsewhere, "a decoy").unwrap();
     assert_eq!(serve(with_rights, &elsewhere), (0, "a decoy".to_owned()));
     // With the child's own credentials the kernel refuses.
     let expected = if privileged { libc::EACCES.unsigned_abs().into() } else { 0 };
-    for own in [Own::default(), OWN_MEMORY] {
+    for own in [FromCaller::default(), OWN_MEMORY] {
         assert_eq!(serve(own, &path).0, expected);
         assert_eq!(geteuid().is_root(), privileged, "ours are ours again");
     }
@@ -438,7 +440,7 @@ pub(crate) fn a_monitor_needs_no_privilege() {
             opened += 1;
             let path = child.copy_path(call.arguments[1]).unwrap();
             assert_eq!(path.to_bytes(), file.path().as_os_str().as_encoded_bytes());
-            let own = Own { credentials: true, ..Own::default() };
+            let own = FromCaller { credentials: true, ..FromCaller::default() };
             // SAFETY: opens a file: what the child itself wanted.
             let answer = unsafe { child.syscall(own, call.number, call.arguments) }.unwrap();
             child.switch(answer.cast_unsigned(), &[]).unwrap()
@@ -475,7 +477,7 @@ pub(crate) fn files_out_of_reach_are_read_and_written_for_it() {
         unreachable!();
     })
     .unwrap();
-    let own = Own { memory: false, descriptors: true, credentials: true };
+    let own = FromCaller { memory: false, descriptors: true, credentials: true };
     let mut arrival = child.switch(0, &[]).unwrap();
     while let Some(call) = arrival.call {
         let [address, length, writes, ..] = call.arguments;

@@ -9,7 +9,8 @@ use crate::support::{await_end_of, kill, own_pid, server, set_groups, set_users}
 
 /// How many contexts a program has at most, beside its root.
 const MOST: usize = 4095;
-/// What each takes of its creator's descriptors: its name, its creator's end of the name that it has, what it is known by.
+/// What each takes of its creator's descriptors: its name, its creator's end of the name that it has, what it is known
+/// by.
 const DESCRIPTORS: u64 = 3;
 
 /// How long a case may take: thousands take longer, on a machine that is busy with others.

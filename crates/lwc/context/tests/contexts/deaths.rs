@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use orrery_context::{Calls, Context, Error, Overlay, Own, Spec, create};
+use orrery_context::{Calls, Context, Error, FromCaller, Overlay, Spec, create};
 use orrery_domain::End;
 use rustix::process::Signal;
 
@@ -153,7 +153,7 @@ pub(crate) fn a_stopped_context_holds_nobody_up() {
     let silent = Error::Silent { descriptor: other.descriptor() };
     assert_eq!(memory.overlay(other, Overlay::Copy).unwrap_err(), silent);
     // SAFETY: getpid(2) does nothing to anybody.
-    assert_eq!(unsafe { other.syscall(Own::default(), 39, [0; 6]) }.unwrap_err(), silent);
+    assert_eq!(unsafe { other.syscall(FromCaller::default(), 39, [0; 6]) }.unwrap_err(), silent);
     // Once it goes on, its late answer is nobody's, and it can still be switched to.
     kill(pid, Signal::CONT);
     assert_eq!(other.restrict(&[]).unwrap_err(), silent);
@@ -261,7 +261,7 @@ pub(crate) fn a_killed_context_goes_on_from_a_good_state() {
     let mortal = mortal();
     let (sum, first) = add(mortal, 100);
     assert_eq!(sum, 100);
-    mortal.keep_good().unwrap();
+    mortal.checkpoint().unwrap();
     assert_eq!(add(mortal, 5), (105, first));
     // With control,
     let told = mortal.switch(13, &[]).unwrap_err();
@@ -270,7 +270,7 @@ pub(crate) fn a_killed_context_goes_on_from_a_good_state() {
     assert_eq!(sum, 101);
     assert_ne!(second, first);
     // parked,
-    mortal.keep_good().unwrap();
+    mortal.checkpoint().unwrap();
     reap(kill_after(second, 0));
     await_end_of(second);
     let told = mortal.switch(1, &[]).unwrap_err();
@@ -278,7 +278,7 @@ pub(crate) fn a_killed_context_goes_on_from_a_good_state() {
     let (sum, third) = add(mortal, 1);
     assert_eq!(sum, 102);
     // or when its time is up.
-    mortal.keep_good().unwrap();
+    mortal.checkpoint().unwrap();
     let told = mortal.switch_within(14, &[], Duration::from_millis(50)).unwrap_err();
     assert_eq!(told, Error::TimedOut);
     let (sum, last) = add(mortal, 2);
@@ -296,7 +296,7 @@ pub(crate) fn a_killed_context_goes_on_from_a_good_state() {
         })
         .unwrap();
         leaver.switch(0, &[]).unwrap();
-        leaver.keep_good().unwrap();
+        leaver.checkpoint().unwrap();
         let _ = leaver.switch(0, &[]);
     });
     assert_eq!(libc::WEXITSTATUS(status), 21);
@@ -309,7 +309,7 @@ pub(crate) fn a_good_state_outlives_many_deaths() {
         let (before, process) = add(mortal, 1);
         sum += 1;
         assert_eq!(before, sum);
-        mortal.keep_good().unwrap();
+        mortal.checkpoint().unwrap();
         let killer = kill_after(process, round * 40);
         // It dies anywhere in here; what it was told since is lost.
         let told = loop {
@@ -328,13 +328,13 @@ pub(crate) fn a_good_state_is_the_newest_one() {
     let mortal = mortal();
     for round in 1..=20 {
         assert_eq!(add(mortal, 1).0, round);
-        mortal.keep_good().unwrap();
+        mortal.checkpoint().unwrap();
     }
     assert_eq!(add(mortal, 500).0, 520);
     assert!(mortal.switch(13, &[]).is_err());
     assert_eq!(add(mortal, 1).0, 21);
     // Another context that holds it finds it, too.
-    mortal.keep_good().unwrap();
+    mortal.checkpoint().unwrap();
     let other = create(
         &Spec::new(),
         server(move |word| match mortal.switch(word, &[]) {
@@ -360,8 +360,8 @@ pub(crate) fn good_states_end_with_their_contexts() {
     let before = children();
     let mortal = mortal();
     add(mortal, 1);
-    mortal.keep_good().unwrap();
-    mortal.keep_good().unwrap();
+    mortal.checkpoint().unwrap();
+    mortal.checkpoint().unwrap();
     mortal.close().unwrap();
     let start = Instant::now();
     while children() != before {
@@ -373,7 +373,7 @@ pub(crate) fn good_states_end_with_their_contexts() {
 pub(crate) fn good_states_need_rights() {
     let mortal = mortal();
     mortal.restrict(&[]).unwrap();
-    assert!(matches!(mortal.keep_good(), Err(Error::Denied { .. })));
+    assert!(matches!(mortal.checkpoint(), Err(Error::Denied { .. })));
     let filtered = create(&Spec::new().withhold(&Calls::global()), server(|word| word));
-    assert!(matches!(filtered.unwrap().keep_good(), Err(Error::Denied { .. })));
+    assert!(matches!(filtered.unwrap().checkpoint(), Err(Error::Denied { .. })));
 }

@@ -190,7 +190,7 @@ pub(crate) fn copies_of_a_shared_table_are_apart() {
     });
     assert_eq!(status_of(pid), 0);
     // A good state, too, has what was open then.
-    other.keep_good().unwrap();
+    other.checkpoint().unwrap();
     let process = other.switch(0, &[]).unwrap().word;
     kill(i32::try_from(process).unwrap(), Signal::KILL);
     await_end_of(process);

@@ -284,8 +284,8 @@ pub(crate) fn contexts_with_fewer_calls_are_forked() {
     has_copies(fewer, |answer| assert_eq!(answer, 1, "the call is withheld from it"));
 }
 
-/// Why contexts that are trapped have no copies: those inherit the filter, whose traps go to the old program, and the kernel
-/// takes no second listener.
+/// Why contexts that are trapped have no copies: those inherit the filter, whose traps go to the old program, and the
+/// kernel takes no second listener.
 pub(crate) fn a_trapped_process_has_one_listener_for_good() {
     let status = in_child(|| {
         rustix::thread::set_no_new_privs(true).unwrap();

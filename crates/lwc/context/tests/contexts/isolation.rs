@@ -1,6 +1,6 @@
 //! What a context without a right could try.
 
-use orrery_context::{Context, Overlay, Own, Rights, Spec, create};
+use orrery_context::{Context, FromCaller, Overlay, Rights, Spec, create};
 use rustix::process::dumpable_behavior;
 
 use crate::pages::Pages;
@@ -51,7 +51,7 @@ pub(crate) fn rights_do_not_come_by_other_ways() {
             // SAFETY: refused; and nothing here needs what has these numbers.
             try_it("descriptor", unsafe { rich.overlay_descriptor(number) }.is_err());
         }
-        for own in [Own::default(), OWN_MEMORY] {
+        for own in [FromCaller::default(), OWN_MEMORY] {
             let write = [1, address as u64, 10, 0, 0, 0];
             // SAFETY: at most, the kernel reads ten bytes that are mapped in both.
             try_it("syscall", unsafe { rich.syscall(own, call_number(libc::SYS_write), write) }.is_err());

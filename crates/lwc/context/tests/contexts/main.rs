@@ -1,7 +1,7 @@
 //! What contexts are to each other, and how they end.
 //!
-//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
-//! each case.
+//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once
+//! for each case.
 //!
 //! A room of this folder is one idea each.
 

@@ -1,10 +1,11 @@
-//! Calls that are put together of two contexts: memory, descriptors and credentials are each the caller's or the target's.
+//! Calls that are put together of two contexts: memory, descriptors and credentials are each the caller's or the
+//! target's.
 
 use std::fs::{File, Permissions, create_dir, set_permissions, write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::PermissionsExt;
 
-use orrery_context::{Context, Error, Own, Rights, Spec, create};
+use orrery_context::{Context, Error, FromCaller, Rights, Spec, create};
 use rustix::process::geteuid;
 
 use crate::pages::Pages;
@@ -13,8 +14,8 @@ use crate::support::{OWN_MEMORY, call_number, only, set_users, uname};
 /// Of each kind there is one of the caller's and one of the target's.
 const WHOSE: [&str; 2] = ["target", "caller"];
 
-/// A program with a context that have different things by the same names: behind the number, a folder with the owner's name;
-/// at the address, a text with the owner's name; and files that only the caller's user may read.
+/// A program with a context that have different things by the same names: behind the number, a folder with the owner's
+/// name; at the address, a text with the owner's name; and files that only the caller's user may read.
 struct Scene {
     _place: tempfile::TempDir,
     folder: File,
@@ -64,21 +65,21 @@ impl Scene {
         Self { _place: place, folder, memory, target, privileged }
     }
 
-    fn call(&self, own: Own, number: libc::c_long, arguments: [u64; 6]) -> Result<i64, Error> {
+    fn call(&self, own: FromCaller, number: libc::c_long, arguments: [u64; 6]) -> Result<i64, Error> {
         // SAFETY: calls that open a file of a name, or move as many bytes as they are told to a buffer of that size or
         // the page.
         unsafe { self.target.syscall(own, call_number(number), arguments) }
     }
 
     /// Opens the file that has the name at the address, in the folder behind the number.
-    fn open(&self, own: Own) -> Result<i64, Error> {
+    fn open(&self, own: FromCaller) -> Result<i64, Error> {
         let folder = self.folder.as_raw_fd().unsigned_abs().into();
         let how = (libc::O_RDONLY | libc::O_CLOEXEC).unsigned_abs().into();
         self.call(own, libc::SYS_openat, [folder, self.memory.address() as u64, how, 0, 0, 0])
     }
 
     /// What is in a file that was opened: in our table, or in the target's.
-    fn content(&self, own: Own, number: i64) -> String {
+    fn content(&self, own: FromCaller, number: i64) -> String {
         let mut bytes = [0; 100];
         let length = if own.descriptors {
             use std::io::Read;
@@ -96,7 +97,8 @@ impl Scene {
     fn try_all(&self) {
         for mask in 0..8_usize {
             let whose = |bit: usize| mask >> bit & 1;
-            let own = Own { memory: whose(0) == 1, descriptors: whose(1) == 1, credentials: whose(2) == 1 };
+            let own =
+                FromCaller { memory: whose(0) == 1, descriptors: whose(1) == 1, credentials: whose(2) == 1 };
             let opened = self.open(own).unwrap_or_else(|error| panic!("{own:?}: {error}"));
             if self.privileged && !own.credentials {
                 assert_eq!(opened, -i64::from(libc::EACCES), "{own:?}");
@@ -110,7 +112,7 @@ impl Scene {
     }
 }
 
-const OWN_DESCRIPTORS: Own = Own { memory: false, descriptors: true, credentials: true };
+const OWN_DESCRIPTORS: FromCaller = FromCaller { memory: false, descriptors: true, credentials: true };
 
 pub(crate) fn a_parked_contexts_part_of_a_call_is_any() {
     let scene = Scene::new();
@@ -131,7 +133,7 @@ pub(crate) fn a_parked_contexts_part_of_a_call_is_any() {
     assert!(matches!(scene.call(OWN_DESCRIPTORS, libc::SYS_pread64, read), Err(Error::Denied { .. })));
     assert!(matches!(scene.open(OWN_DESCRIPTORS), Err(Error::Denied { .. })));
     if scene.privileged {
-        let own = Own { credentials: true, ..OWN_MEMORY };
+        let own = FromCaller { credentials: true, ..OWN_MEMORY };
         assert!(matches!(scene.open(own), Err(Error::Denied { .. })));
     }
     assert_eq!(scene.target.switch(0, &[]).unwrap().bytes, b"for it");
@@ -153,7 +155,7 @@ pub(crate) fn a_stopped_contexts_part_of_a_call_is_any() {
     let number = u64::from(copy.as_raw_fd().unsigned_abs());
     let mut byte = 0_u8;
     let read = [number, (&raw mut byte).expose_provenance() as u64, 1, 0, 0, 0];
-    let with_rights = Own { credentials: true, ..OWN_MEMORY };
+    let with_rights = FromCaller { credentials: true, ..OWN_MEMORY };
     assert_eq!(scene.call(with_rights, libc::SYS_pread64, read), Ok(-i64::from(libc::EBADF)));
     assert_eq!(scene.target.switch(0, &[]).unwrap().call, None);
     // Nor is it where it is parked.

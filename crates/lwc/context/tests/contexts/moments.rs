@@ -1,11 +1,11 @@
-//! A new context has copies of all threads, whatever each was doing at that moment: on its way into a switch, parked there,
-//! called already and on its way out, or on its way to where a copy begins.
+//! A new context has copies of all threads, whatever each was doing at that moment: on its way into a switch, parked
+//! there, called already and on its way out, or on its way to where a copy begins.
 
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use orrery_context::{self as context, Context, Error, Own, Spec, create};
+use orrery_context::{self as context, Context, Error, FromCaller, Spec, create};
 
 use crate::support::{call_number, server, shared_words};
 use crate::threads::{CREATOR, await_word, is_root, noting, waiting};
@@ -68,12 +68,11 @@ fn switch_all_the_time(thread: usize, expected: u64) {
     }
 }
 
-/// Has the first context make a call whose result nobody else asks for: more than one of a process that asked at a time would be given
-/// one another's answers.
-/// An answer to the original is none to its copy, which is told so.
+/// Has the first context make a call whose result nobody else asks for: more than one of a process that asked at a time
+/// would be given one another's answers. An answer to the original is none to its copy, which is told so.
 fn ask(thread: usize, count: u64) {
     let offset = (thread as u64) << 32 | count;
-    let all_theirs = Own { memory: false, descriptors: false, credentials: false };
+    let all_theirs = FromCaller { memory: false, descriptors: false, credentials: false };
     let seek = [FILE.load(SeqCst), offset, libc::SEEK_SET.unsigned_abs().into(), 0, 0, 0];
     // SAFETY: the call touches no memory.
     let got = unsafe { FIRST.get().unwrap().syscall(all_theirs, call_number(libc::SYS_lseek), seek) };

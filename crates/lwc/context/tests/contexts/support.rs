@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use orrery_context::{Calls, Context, Forked, Own, Start, fork};
+use orrery_context::{Calls, Context, Forked, FromCaller, Start, fork};
 use rustix::mm::MapFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -78,8 +78,8 @@ pub(crate) enum Burial {
     Late,
 }
 
-/// Runs `root` like [`in_child`], where orphans go to this process and not to init, of whose habits nothing is known. All
-/// of them end.
+/// Runs `root` like [`in_child`], where orphans go to this process and not to init, of whose habits nothing is known.
+/// All of them end.
 pub(crate) fn with_orphans(buried: Burial, root: impl FnOnce()) {
     set_child_subreaper(Some(getpid())).unwrap();
     let pid = match plain_fork() {
@@ -304,7 +304,7 @@ pub(crate) fn lent(context: Context) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(context.descriptor()) }
 }
 
-pub(crate) const OWN_MEMORY: Own = Own { memory: true, descriptors: false, credentials: false };
+pub(crate) const OWN_MEMORY: FromCaller = FromCaller { memory: true, descriptors: false, credentials: false };
 
 /// A socket and its other end.
 pub(crate) fn pair() -> (OwnedFd, OwnedFd) {

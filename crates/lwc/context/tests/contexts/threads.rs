@@ -288,7 +288,7 @@ pub(crate) fn a_good_state_outlives_all_who_mourn() {
     };
     let threads: Vec<_> = (0..3).map(|_| waiting(&words[1], there)).collect();
     let context = noting(&Spec::new());
-    context.keep_good().unwrap();
+    context.checkpoint().unwrap();
     target.set(context).unwrap();
     words[1].store(1, SeqCst);
     await_word(&words[3], 3);

@@ -15,8 +15,8 @@
 //! That memory is part of what is restored, so a restored state finds its registers where it left them: loading
 //! `stack_pointer` and popping continues it. Which state that is, `end` decides by what it leaves in `stack_pointer`.
 
-use core::arch::naked_asm;
-use core::mem::offset_of;
+use std::arch::naked_asm;
+use std::mem::offset_of;
 
 use super::{AGAIN, Crossing};
 
@@ -35,8 +35,8 @@ macro_rules! save {
     };
 }
 
-/// Leaves the engine's stack for `stack_pointer` of the crossing in `rbx`, and sets its `mask`: not before, lest a handler
-/// run on the engine's stack. Keeps `eax`.
+/// Leaves the engine's stack for `stack_pointer` of the crossing in `rbx`, and sets its `mask`: not before, lest a
+/// handler run on the engine's stack. Keeps `eax`.
 macro_rules! leave_engine {
     () => {
         "mov rsp, [rbx + {stack_pointer}]
@@ -69,11 +69,12 @@ macro_rules! continue_state {
     };
 }
 
-/// Saves the caller's registers, calls `begin` on the engine's stack, `body` on this one, `end` on the engine's stack, and
-/// returns what `end` (or a `begin` that refused) said, with the registers of the state that `end` left in place.
+/// Saves the caller's registers, calls `begin` on the engine's stack, `body` on this one, `end` on the engine's stack,
+/// and returns what `end` (or a `begin` that refused) said, with the registers of the state that `end` left in place.
 ///
 /// # Safety
-/// `crossing` and the stack that it names lie outside of everything that `end` puts back, and its functions do not unwind.
+/// `crossing` and the stack that it names lie outside of everything that `end` puts back, and its functions do not
+/// unwind.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {
     naked_asm!(
@@ -102,8 +103,8 @@ pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {
     )
 }
 
-/// Ends the body of a crossing from anywhere on its thread, be it a signal handler on another stack: goes on with `end`.
-/// Where that says [`AGAIN`], the body runs once more.
+/// Ends the body of a crossing from anywhere on its thread, be it a signal handler on another stack: goes on with
+/// `end`. Where that says [`AGAIN`], the body runs once more.
 ///
 /// # Safety
 /// The crossing's `stack_pointer` is, or `end` makes it, that of a state that was saved on this thread.

@@ -114,7 +114,7 @@ impl Attributes {
     }
 
     /// Puts limits back, which everything else may need.
-    pub(crate) fn restore_limits(&self) -> core::result::Result<(), Leftover> {
+    pub(crate) fn restore_limits(&self) -> std::result::Result<(), Leftover> {
         for (which, limit) in self.limits.iter().enumerate() {
             if get_limit(which) != *limit && !set_limit(which, limit) {
                 return Err(Leftover::Limit(i32::try_from(which).unwrap_or(0)));
@@ -123,7 +123,7 @@ impl Attributes {
         Ok(())
     }
 
-    pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
+    pub(crate) fn restore(&self) -> std::result::Result<(), Leftover> {
         rustix::process::umask(self.umask);
         if let Some(directory) = &self.directory
             && current_directory() != Some(directory.identity)

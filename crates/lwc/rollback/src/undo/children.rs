@@ -53,7 +53,7 @@ impl Family {
         &self,
         nursery: &Nursery,
         spare: impl Fn(i32) -> bool,
-    ) -> core::result::Result<(), Leftover> {
+    ) -> std::result::Result<(), Leftover> {
         let Some(list) = &nursery.list else { return Ok(()) };
         for _ in 0..GENERATIONS {
             let mut found = None;

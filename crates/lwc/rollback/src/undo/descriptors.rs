@@ -1,12 +1,12 @@
 //! File descriptors: new ones closed, closed or replaced ones brought back, flags and offsets as they were.
 //!
 //! That a descriptor is still the same open file cannot be told from the outside, so the table is copied into a
-//! [`FdTableCopy`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when the
-//! table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device and
-//! inode, and a lost one stays lost.
+//! [`FdTableCopy`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when
+//! the table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device
+//! and inode, and a lost one stays lost.
 //!
-//! Offsets are put back for regular files, but for those that standard output and standard error go to: what was written
-//! to them stays written, and what follows must come behind it.
+//! Offsets are put back for regular files, but for those that standard output and standard error go to: what was
+//! written to them stays written, and what follows must come behind it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -213,12 +213,12 @@ impl Descriptors {
             files.sort_unstable_by_key(|file| file.fd);
         }
         let keeper = keepers.acquire(files)?;
-        keepers.release(core::mem::replace(&mut self.keeper, keeper));
+        keepers.release(std::mem::replace(&mut self.keeper, keeper));
         Ok(())
     }
 
     /// Puts the engine's own descriptors back, without which it is blind; returns whether all were in place.
-    pub(crate) fn restore_own(&self, keepers: &Keepers) -> core::result::Result<bool, Leftover> {
+    pub(crate) fn restore_own(&self, keepers: &Keepers) -> std::result::Result<bool, Leftover> {
         let keeper = keepers.get(self.keeper);
         let mut in_place = true;
         for &fd in &keepers.own {
@@ -236,7 +236,7 @@ impl Descriptors {
     }
 
     /// Puts the table of the program back; `own` says whether the engine's own descriptors are in place.
-    pub(crate) fn restore(&self, keepers: &Keepers, own: bool) -> core::result::Result<(), Leftover> {
+    pub(crate) fn restore(&self, keepers: &Keepers, own: bool) -> std::result::Result<(), Leftover> {
         let mut alone = own && self.may_be_alone(keepers);
         if !alone {
             self.close_others(keepers);
@@ -302,7 +302,7 @@ impl File {
         }
     }
 
-    fn restore(&self, keeper: Option<&FdTableCopy>, there: bool) -> core::result::Result<(), Leftover> {
+    fn restore(&self, keeper: Option<&FdTableCopy>, there: bool) -> std::result::Result<(), Leftover> {
         let file = self;
         let lost = Leftover::Descriptor(file.fd);
         if !there {
@@ -353,12 +353,12 @@ fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
 }
 
 /// Puts the file that the keeper has at number `fd` there again.
-fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> core::result::Result<(), Leftover> {
+fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> std::result::Result<(), Leftover> {
     let lost = Leftover::Descriptor(fd);
     let fetched = keeper.and_then(|keeper| keeper.fetch(fd).ok()).ok_or(lost)?;
     if fetched.as_raw_fd() == fd {
         // The lowest free number was the right one.
-        core::mem::forget(fetched);
+        std::mem::forget(fetched);
         return Ok(());
     }
     // SAFETY: dup3 onto a number that belongs to the state being put back.

@@ -1,7 +1,7 @@
 //! Threads: those that wait at a safe point meanwhile, and those that the closure started, which end with it.
 //!
-//! A thread cannot be ended from outside by anything but its own consent, and what stands for consent is that it does not
-//! block the control signal, whose handler ([`crate::control`]) makes the thread exit.
+//! A thread cannot be ended from outside by anything but its own consent, and what stands for consent is that it does
+//! not block the control signal, whose handler ([`crate::control`]) makes the thread exit.
 
 use orrery_memory::{Arena, HeapVec};
 use orrery_sys::{process::Threads as Directory, signals};
@@ -90,7 +90,7 @@ impl Threads {
     }
 
     /// Ends every thread that was not there.
-    pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
+    pub(crate) fn restore(&self) -> std::result::Result<(), Leftover> {
         let mut stubborn = 0;
         for round in 0..ROUNDS {
             // Who cannot count does not know that they are gone.

@@ -35,7 +35,7 @@ impl Timers {
     }
 
     /// Stops what was started, and starts what was stopped with the time that it had left.
-    pub(crate) fn restore(&self, list: Option<&PosixTimers>) -> core::result::Result<(), Leftover> {
+    pub(crate) fn restore(&self, list: Option<&PosixTimers>) -> std::result::Result<(), Leftover> {
         for (which, wanted) in WHICH.into_iter().zip(&self.intervals) {
             if wanted.is_armed() || timers::interval(which).is_armed() {
                 timers::set_interval(which, wanted);

@@ -14,7 +14,8 @@ pub(crate) fn descriptors_come_back() {
     let before = open_descriptors();
     for _ in 0..3 {
         rollback
-            // SAFETY: what the run closes behind the file's back is open again when it is used; the string ends with a zero.
+            // SAFETY: what the run closes behind the file's back is open again when it is used; the string ends with a
+            // zero.
             .run(|| unsafe {
                 libc::close(file.as_raw_fd());
                 for _ in 0..20 {

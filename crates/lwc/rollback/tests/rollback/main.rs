@@ -1,7 +1,7 @@
 //! What a run undoes, and how it ends.
 //!
-//! Rollback belongs to one thread of one process, so each case is a process of its own: this program runs itself once for
-//! each case and tracker.
+//! Rollback belongs to one thread of one process, so each case is a process of its own: this program runs itself once
+//! for each case and tracker.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 

@@ -10,7 +10,7 @@ use orrery_rollback::{Outcome, Rollback};
 pub(crate) fn drop_privileges() {
     // SAFETY: takes numbers, and no group of a list of none.
     unsafe {
-        assert_eq!(libc::setgroups(0, core::ptr::null()), 0);
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setresgid(65_534, 65_534, 65_534), 0);
         assert_eq!(libc::setresuid(65_534, 65_534, 65_534), 0);
         // What changing the user took away.
@@ -52,7 +52,7 @@ fn rolls_back_in_a_context() {
                 memory[0] = 1;
                 std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_secs(1000)));
                 let file = std::fs::File::open("/dev/null").unwrap();
-                core::mem::forget(file);
+                std::mem::forget(file);
                 for round in 0..5 {
                     sum.set(sum.get() + root.switch(sum.get() + round, &[]).unwrap().word);
                 }

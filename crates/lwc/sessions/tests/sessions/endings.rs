@@ -68,8 +68,9 @@ fn kill(pid: &str) {
     unsafe {
         assert_eq!(libc::kill(pid, libc::SIGKILL), 0);
     }
-    // Until it is a zombie: contexts are the root's children, which the pool reaps. Its first thread may be one before its
-    // watcher has ended, whose end is what tells the pool: who is given work meanwhile is lost, and not passed over.
+    // Until it is a zombie: contexts are the root's children, which the pool reaps. Its first thread may be one before
+    // its watcher has ended, whose end is what tells the pool: who is given work meanwhile is lost, and not passed
+    // over.
     for _ in 0..2000 {
         let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
@@ -188,7 +189,7 @@ pub(crate) fn used_up_descriptors_harm_nobody() {
             }
             let _ = connection.write_all(b"all\n");
             let _ = line_of(connection);
-            core::mem::forget(hoard);
+            std::mem::forget(hoard);
         })
         .unwrap();
     for _ in 0..3 {

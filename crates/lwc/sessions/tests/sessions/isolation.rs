@@ -34,7 +34,7 @@ pub(crate) fn sessions_work_for_an_ordinary_user() {
     let ballast = vec![7_u8; 48 << 20];
     a_session_serves();
     nothing_is_left_behind();
-    core::hint::black_box(&ballast);
+    std::hint::black_box(&ballast);
 }
 
 pub(crate) fn each_session_has_its_own_memory() {
@@ -60,7 +60,7 @@ pub(crate) fn what_sessions_have_in_common_is_there_once() {
     // Memory that a fork does not copy, as contexts have, must be told apart, and no more.
     // SAFETY: a new mapping takes nothing from anybody, and the advice is about its first page.
     let wiped = unsafe {
-        let page = libc::mmap(core::ptr::null_mut(), 8192, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        let page = libc::mmap(std::ptr::null_mut(), 8192, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
         assert_eq!(libc::madvise(page, 4096, libc::MADV_WIPEONFORK), 0);
         page
     };
@@ -78,7 +78,7 @@ pub(crate) fn what_sessions_have_in_common_is_there_once() {
             assert!(kibibytes < 16 << 10, "the images of one session take {kibibytes} KiB");
         }
     }
-    core::hint::black_box((&ballast, wiped));
+    std::hint::black_box((&ballast, wiped));
 }
 
 pub(crate) fn nothing_is_left_behind() {

@@ -1,7 +1,7 @@
 //! Sessions: what one leaves behind, how it ends, and what a pool bears.
 //!
-//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
-//! each case.
+//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once
+//! for each case.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 

@@ -65,13 +65,13 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         "panic" => panic!("as ordered"),
         "crash" => {
             // SAFETY: nothing is mapped there: the fault ends the session, as is wanted.
-            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(16).write_volatile(1) };
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(16).write_volatile(1) };
             "alive".to_owned()
         }
         "abort" => std::process::abort(),
         "overflow" => overflow(argument.len()).to_string(),
         "spin" => loop {
-            core::hint::spin_loop();
+            std::hint::spin_loop();
         },
         // SAFETY: takes numbers, and ends the session, as is wanted.
         "kill" => unsafe {
@@ -96,6 +96,6 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
 
 #[expect(unconditional_recursion, reason = "that is the point")]
 fn overflow(depth: usize) -> usize {
-    let room = core::hint::black_box([depth; 512]);
+    let room = std::hint::black_box([depth; 512]);
     overflow(room[17] + 1) + room[3]
 }

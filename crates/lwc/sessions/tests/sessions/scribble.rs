@@ -25,7 +25,7 @@ pub(crate) fn scribble(seed: u64) {
         match next() % 6 {
             0 => {
                 let new = libc::mmap(
-                    core::ptr::null_mut(),
+                    std::ptr::null_mut(),
                     4096 * (1 + usize::try_from(next() % 50).unwrap()),
                     libc::PROT_READ | libc::PROT_WRITE,
                     libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
@@ -47,7 +47,7 @@ pub(crate) fn scribble(seed: u64) {
             4 => {
                 // The field itself, in part: gone, and another one in its place.
                 let at = field().as_mut_ptr().addr().next_multiple_of(4096) + 4096 * 8;
-                libc::madvise(core::ptr::with_exposed_provenance_mut(at), 4096 * 3, libc::MADV_DONTNEED);
+                libc::madvise(std::ptr::with_exposed_provenance_mut(at), 4096 * 3, libc::MADV_DONTNEED);
             }
             _ => {
                 WORDS.with_borrow_mut(|words| {
@@ -71,8 +71,8 @@ pub(crate) fn state() -> u64 {
         for fd in 0..300 {
             add(u8::from(libc::fcntl(fd, libc::F_GETFD) >= 0));
         }
-        let mut action: libc::sigaction = core::mem::zeroed();
-        libc::sigaction(libc::SIGUSR1, core::ptr::null(), &raw mut action);
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut action);
         add(u8::from(action.sa_sigaction == libc::SIG_IGN));
         let mask = libc::umask(0);
         libc::umask(mask);

@@ -20,20 +20,20 @@ pub(crate) fn fill(argument: &str) {
     }
     let mut heap: Vec<Vec<u8>> = (0..2000).map(|size| secret.repeat(1 + size % 90)).collect();
     heap.truncate(1000);
-    core::mem::forget(heap);
+    std::mem::forget(heap);
     deep(&secret, 200);
-    // SAFETY: a new mapping takes nothing from anybody, and has room for what is copied into it; names end with a zero; no
-    // other thread reads the environment.
+    // SAFETY: a new mapping takes nothing from anybody, and has room for what is copied into it; names end with a zero;
+    // no other thread reads the environment.
     unsafe {
         let new = libc::mmap(
-            core::ptr::null_mut(),
+            std::ptr::null_mut(),
             1 << 20,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
             -1,
             0,
         );
-        core::ptr::copy_nonoverlapping(secret.as_ptr(), new.cast::<u8>().add(5000), secret.len());
+        std::ptr::copy_nonoverlapping(secret.as_ptr(), new.cast::<u8>().add(5000), secret.len());
         let name = std::ffi::CString::new(secret.clone()).unwrap();
         libc::setenv(name.as_ptr(), name.as_ptr(), 1);
         let file = libc::memfd_create(name.as_ptr(), 0);
@@ -47,11 +47,11 @@ pub(crate) fn fill(argument: &str) {
 fn deep(secret: &[u8], depth: usize) {
     let mut frame = [0_u8; 1000];
     frame[300..300 + secret.len()].copy_from_slice(secret);
-    core::hint::black_box(&mut frame);
+    std::hint::black_box(&mut frame);
     if depth > 0 {
         deep(secret, depth - 1);
     }
-    core::hint::black_box(&frame);
+    std::hint::black_box(&frame);
 }
 
 /// How often the secret is in readable memory, where, and how much was looked at.
@@ -97,7 +97,7 @@ pub(crate) fn search(argument: &str) -> String {
 fn read_own(address: usize, buffer: &mut [u8]) -> usize {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let remote =
-        libc::iovec { iov_base: core::ptr::with_exposed_provenance_mut(address), iov_len: buffer.len() };
+        libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: buffer.len() };
     let read =
         // SAFETY: writes to the buffer, within its length; what cannot be read is an error.
         unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };

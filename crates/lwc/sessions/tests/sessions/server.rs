@@ -44,7 +44,7 @@ impl Drop for Server {
         // SAFETY: takes numbers; the process is this case's own.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, core::ptr::null_mut(), 0);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
         }
     }
 }

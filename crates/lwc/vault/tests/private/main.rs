@@ -1,7 +1,7 @@
 //! A vault that belongs to one thread of one process.
 //!
-//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
-//! each case.
+//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once
+//! for each case.
 
 #![expect(clippy::unwrap_used, reason = "tests of system calls")]
 

@@ -1,8 +1,8 @@
-//! What programs need to know of an object before it is loaded in the place of its file (elf(5)).
+//! Examines ELF files (elf(5)): what programs need to know of an object before it is loaded in place of its file.
 
 use std::os::fd::BorrowedFd;
 
-use crate::libraries::prelink::{RELRO, WORTH_A_PLACE};
+use crate::libraries::prelink::{MIN_RELOCATED, RELRO};
 use crate::named::index::{LOADABLE, UNPLACED};
 use orrery_sys::PAGE;
 
@@ -11,30 +11,30 @@ const PROGRAM_HEADER: usize = 56;
 /// A segment that the loader maps.
 const LOAD: u32 = 1;
 /// More than any library has.
-const MOST: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// What is true of the file behind `fd`: that its first `length` bytes have all that the dynamic loader maps of a library
-/// ([`LOADABLE`]), as an object is what some program has shown of a file, which may be less; that it has no place ([`UNPLACED`]).
+/// Returns flags of the file `fd`: [`LOADABLE`] if its first `length` bytes have all that the dynamic loader maps of a library (an
+/// object may have less, as programs show it), [`UNPLACED`] if it needs no address of its own.
 pub(crate) fn flags(fd: BorrowedFd<'_>, length: u64) -> u64 {
-    known(fd, length).unwrap_or(0)
+    examine(fd, length).unwrap_or(0)
 }
 
-fn known(fd: BorrowedFd<'_>, length: u64) -> Option<u64> {
+fn examine(fd: BorrowedFd<'_>, length: u64) -> Option<u64> {
     let mut header = [0; HEADER];
     let read =
         |bytes: &mut [u8], at: u64| (rustix::io::pread(fd, &mut *bytes, at) == Ok(bytes.len())).then_some(());
     read(&mut header, 0)?;
-    // 64 bits, and a library or a program that is loaded like one.
+    // It is a 64-bit library, or a program that is loaded like one.
     if header[..5] != *b"\x7fELF\x02" || u16::from_ne_bytes(word(&header, 16)?) != 3 {
         return None;
     }
     let table = u64::from_ne_bytes(word(&header, 32)?);
     let count = usize::from(u16::from_ne_bytes(word(&header, 56)?));
-    if usize::from(u16::from_ne_bytes(word(&header, 54)?)) != PROGRAM_HEADER || count > MOST {
+    if usize::from(u16::from_ne_bytes(word(&header, 54)?)) != PROGRAM_HEADER || count > MAX_SEGMENTS {
         return None;
     }
     let mut headers = vec![0; count * PROGRAM_HEADER];
@@ -50,12 +50,12 @@ fn known(fd: BorrowedFd<'_>, length: u64) -> Option<u64> {
             }
             segments += 1;
         } else if kind == RELRO {
-            // Whole pages, as in `auditor/place.c`.
+            // Whole pages, as in `auditor/c/placement.c`.
             let page = PAGE as u64;
             relocated = (address.checked_add(in_memory)? / page * page).saturating_sub(address / page * page);
         }
     }
-    let unplaced = if relocated < WORTH_A_PLACE { UNPLACED } else { 0 };
+    let unplaced = if relocated < MIN_RELOCATED { UNPLACED } else { 0 };
     (segments > 0).then_some(LOADABLE | unplaced)
 }
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn few_relocated_data_have_no_place() {
+    fn few_relocated_data_need_no_address() {
         /// A library of one segment, of which so much is relocated.
         fn library(relocated: u64) -> File {
             let mut bytes = vec![0_u8; HEADER + 2 * PROGRAM_HEADER];
@@ -110,8 +110,8 @@ mod tests {
             file
         }
         let of = |relocated| flags(library(relocated).as_fd(), 176);
-        assert_eq!(of(WORTH_A_PLACE - 16), LOADABLE);
-        assert_eq!(of(WORTH_A_PLACE - 17), LOADABLE | UNPLACED, "the last page is not whole");
+        assert_eq!(of(MIN_RELOCATED - 16), LOADABLE);
+        assert_eq!(of(MIN_RELOCATED - 17), LOADABLE | UNPLACED, "the last page is not whole");
         assert_eq!(of(0), LOADABLE | UNPLACED);
         assert_eq!(of(u64::MAX), 0, "nobody can load that");
     }

@@ -1,36 +1,36 @@
-//! A library's read-only data as the dynamic loader will have made them, before any program loads it there.
+//! Prelinks libraries: relocates their read-only data once, before any program loads them.
 //!
-//! Most of what the loader writes into such data (RELRO) are addresses within the library itself (`R_*_RELATIVE` in elf(5)): known as
-//! soon as the library has a place ([`book`](crate::libraries::placement_table)). The loader would write them page by page, each copied before the first
-//! write, in every process anew. So the store writes them once. Linkers put these relocations first in their table, in the
-//! order of addresses:
+//! Most of what the loader writes into such data (RELRO) are addresses within the library itself (`R_*_RELATIVE` in elf(5)),
+//! which are known as soon as the library has an address ([`placement_table`](super::placement_table)). The loader would
+//! write them page by page, each copied before the first write, again in every process. So the store writes them once.
+//! Linkers put these relocations first in their table, in the order of addresses:
 //!
 //! ```text
-//! RELRO    | prepared: .init_array .data.rel.ro ...       | .dynamic .got ... |
-//! table    | relocations of prepared pages: already done  | others within the library | with symbols |
+//! RELRO    | prelinked: .init_array .data.rel.ro ...      | .dynamic .got ... |
+//! table    | relocations of prelinked pages: already done | others within the library | with symbols |
 //!            `-- count --'
 //! ```
 //!
-//! When the library has been mapped in its place the auditor puts the prepared pages over those of the file, and has the loader's
-//! table begin behind the first `count` relocations. The pages are never written, so they stay what everybody has; the
-//! loader has less to do than in a plain program. Relocations with symbols are done by the loader wherever they are, so nothing
-//! here depends on what other libraries there are.
+//! When the library has been mapped at its address, the auditor maps the prelinked pages over those of the file, and makes the
+//! loader's table begin behind the first `count` relocations. The pages are never written, so all processes share them, and
+//! the loader has less to do than in a plain program. Relocations with symbols are left to the loader, so nothing here
+//! depends on other libraries.
 //!
-//! Pages from the dynamic section on are left alone: the loader has read and changed that before an auditor hears of the library.
+//! Pages from the dynamic section on are left alone: the loader has read and changed it before it calls the auditor.
 
 use std::os::fd::BorrowedFd;
 
 use orrery_orc_wire::ObjectId;
-use orrery_orc_wire::protocol::Room;
+use orrery_orc_wire::protocol::PlacementRequest;
 use orrery_sys::PAGE;
 
-/// What of a file's beginning tells libraries apart, as in `auditor/place.c`, and so are the next three.
+/// The first bytes of a file, of which its key is made. This and the next three are the same in `auditor/c/placement.c`.
 const KEY_BYTES: usize = 2048;
-/// Bytes of relocated data from which on a library is worth a place.
-pub(crate) const WORTH_A_PLACE: u64 = 32 << 10;
-/// Smaller libraries have no places.
-const LEFT_FREE: u64 = 256 << 10;
-/// What is at least so long begins at a multiple of this.
+/// Libraries with fewer bytes of relocated data have no address of their own.
+pub(crate) const MIN_RELOCATED: u64 = 32 << 10;
+/// Smaller libraries have no address of their own.
+const MIN_LENGTH: u64 = 256 << 10;
+/// A library that is at least so long begins at a multiple of this.
 const HUGE: u64 = 2 << 20;
 
 const HEADER: usize = 64;
@@ -45,16 +45,16 @@ const RELA: u64 = 7;
 const RELA_SIZE: u64 = 8;
 const RELA_ENTRY: u64 = 9;
 const RELA_COUNT: u64 = 0x6fff_fff9;
-/// An entry of the table: where, of what kind, and how far from the library's beginning it points.
+/// The size of an entry of the table: address, kind, and target from the library's beginning.
 const ENTRY: usize = 24;
 /// More than any library has.
-const MOST_ENTRIES: u64 = 4 << 20;
+const MAX_ENTRIES: u64 = 4 << 20;
 #[cfg(target_arch = "x86_64")]
 const RELATIVE: u64 = 8;
 #[cfg(target_arch = "aarch64")]
 const RELATIVE: u64 = 1027;
 
-/// A segment, as far as it is in the file.
+/// The part of a segment that is in the file.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     flags: u32,
@@ -64,22 +64,22 @@ struct Segment {
 }
 
 impl Segment {
-    /// Where in the file `length` bytes from `address` on are.
+    /// Returns the file offset of `length` bytes at `address`.
     fn find(&self, address: u64, length: u64) -> Option<u64> {
         let skip = address.checked_sub(self.address)?;
         (skip.checked_add(length)? <= self.size).then(|| self.offset.checked_add(skip)).flatten()
     }
 }
 
-/// A library whose data can be prepared.
+/// A library whose data can be prelinked.
 #[derive(Debug)]
 pub(crate) struct Library {
-    /// What it is known by, and the place it wants.
-    pub(crate) room: Room,
-    /// Where its relocated data begin, and how much of them can be prepared: whole pages, from the library's beginning.
+    /// Its key, and the address space that it needs.
+    pub(crate) placement: PlacementRequest,
+    /// The beginning of its relocated data, from the library's, and how many bytes can be prelinked: whole pages.
     pub(crate) start: u64,
     pub(crate) length: u64,
-    /// How many relocations at the beginning of the table are done by that.
+    /// How many relocations at the beginning of the table that replaces.
     pub(crate) count: u64,
     offset: u64,
     table: Vec<u8>,
@@ -89,7 +89,7 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
+fn word64(bytes: &[u8], at: usize) -> Option<u64> {
     word(bytes, at).map(u64::from_ne_bytes)
 }
 
@@ -110,7 +110,7 @@ fn read(fd: BorrowedFd<'_>, offset: u64, length: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// As `key_of` in `auditor/place.c`.
+/// Computes the key like `key_of` in `auditor/c/placement.c`.
 fn key_of(bytes: &[u8], size: u64) -> u64 {
     let mix = |hash: u64, word: u64| {
         let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -120,19 +120,19 @@ fn key_of(bytes: &[u8], size: u64) -> u64 {
     words.fold(mix(1, size), mix).max(1)
 }
 
-/// What the index has of the object that a library is loaded from, so that only its own data are put into it: libraries with the same
-/// headers may have other data.
+/// Returns the tag by which the index refers to a library's object. Libraries with the same headers may have other data, and must
+/// not get these.
 pub(crate) fn tag(id: ObjectId) -> u64 {
     word(&id.0, 0).map_or(0, u64::from_be_bytes)
 }
 
 impl Library {
-    /// Looks at the library in the object behind `fd`, whose file has `size` bytes; nothing where it is none, has too little to be
-    /// worth a place, or is made in a way that is not known here.
+    /// Examines the library in the object `fd`, whose file has `size` bytes. Returns `None` if it is no library, has too few
+    /// relocated data, or has a layout that is not supported.
     pub(crate) fn examine(fd: BorrowedFd<'_>, size: u64) -> Option<Self> {
         let page = PAGE as u64;
         let bytes = read(fd, 0, KEY_BYTES as u64)?;
-        let table = usize::try_from(long(&bytes, 32)?).ok()?;
+        let table = usize::try_from(word64(&bytes, 32)?).ok()?;
         let count = usize::from(u16::from_ne_bytes(word(&bytes, 56)?));
         let is_known = bytes[..5] == *b"\x7fELF\x02"
             && u16::from_ne_bytes(word(&bytes, 16)?) == 3
@@ -147,10 +147,10 @@ impl Library {
         for header in headers.chunks(PROGRAM_HEADER) {
             let [kind, flags] = [word(header, 0)?, word(header, 4)?].map(u32::from_ne_bytes);
             let [offset, address, size, in_memory, alignment] =
-                [8, 16, 32, 40, 48].map(|at| long(header, at).unwrap_or(u64::MAX));
+                [8, 16, 32, 40, 48].map(|at| word64(header, at).unwrap_or(u64::MAX));
             let until = address.checked_add(in_memory)?;
             match kind {
-                // One that wants an address of its own, or more room than it needs, has no place.
+                // It has a fixed address, or needs a larger alignment.
                 LOAD if segments.is_empty() && address >= page || alignment > page => return None,
                 LOAD => {
                     segments.push(Segment { flags, offset, address, size });
@@ -163,17 +163,17 @@ impl Library {
         }
         let length = end.checked_next_multiple_of(page)?;
         let (start, end) = relocated;
-        if length <= LEFT_FREE || end.checked_sub(start)? < WORTH_A_PLACE {
+        if length <= MIN_LENGTH || end.checked_sub(start)? < MIN_RELOCATED {
             return None;
         }
         let alignment = if length >= HUGE { HUGE } else { page };
-        let room = Room { key: key_of(&bytes, size), length, alignment };
-        Self::with(fd, room, &segments, dynamic?, (start, end))
+        let placement = PlacementRequest { key: key_of(&bytes, size), length, alignment };
+        Self::with_table(fd, placement, &segments, dynamic?, (start, end))
     }
 
-    fn with(
+    fn with_table(
         fd: BorrowedFd<'_>,
-        room: Room,
+        placement: PlacementRequest,
         segments: &[Segment],
         dynamic: (u64, u64),
         (start, end): (u64, u64),
@@ -182,17 +182,17 @@ impl Library {
         let section = read(fd, find(dynamic.0, dynamic.1)?, dynamic.1.min(1 << 16))?;
         let entry = |tag| {
             let mut entries = section.as_chunks::<16>().0.iter();
-            entries.find(|entry| long(*entry, 0) == Some(tag)).and_then(|entry| long(entry, 8))
+            entries.find(|entry| word64(*entry, 0) == Some(tag)).and_then(|entry| word64(entry, 8))
         };
         let (size, known) = (entry(RELA_SIZE)?, entry(RELA_COUNT)?);
-        if entry(RELA_ENTRY)? != ENTRY as u64 || known > MOST_ENTRIES || known * ENTRY as u64 > size {
+        if entry(RELA_ENTRY)? != ENTRY as u64 || known > MAX_ENTRIES || known * ENTRY as u64 > size {
             return None;
         }
         let mut table = read(fd, find(entry(RELA)?, size)?, known * ENTRY as u64)?;
         let page = PAGE as u64;
         let until = (dynamic.0 / page * page).min(end);
-        let length = until.checked_sub(start).filter(|length| *length >= WORTH_A_PLACE / 2)?;
-        // The first page shows what lies before the segment in the file, too.
+        let length = until.checked_sub(start).filter(|length| *length >= MIN_RELOCATED / 2)?;
+        // The first page also shows what lies before the segment in the file.
         let data = segments.iter().find(|data| data.find(until - 1, 1).is_some())?;
         let before = data.address.saturating_sub(start);
         if data.flags & (WRITABLE | EXECUTABLE) != WRITABLE || before >= page || data.offset < before {
@@ -202,7 +202,7 @@ impl Library {
         let mut count = 0;
         let mut last = start.max(data.address);
         for entry in table.as_chunks::<ENTRY>().0 {
-            let (address, kind) = (long(entry, 0)?, long(entry, 8)?);
+            let (address, kind) = (word64(entry, 0)?, word64(entry, 8)?);
             if address >= until {
                 break;
             }
@@ -217,19 +217,19 @@ impl Library {
             .as_chunks::<ENTRY>()
             .0
             .iter()
-            .any(|entry| long(entry, 0).is_none_or(|address| address < until))
+            .any(|entry| word64(entry, 0).is_none_or(|address| address < until))
         {
             return None;
         }
-        (count > 0).then_some(Self { room, start, length, count: count as u64, offset, table })
+        (count > 0).then_some(Self { placement, start, length, count: count as u64, offset, table })
     }
 
-    /// The data as they are when the library is loaded at `place`.
-    pub(crate) fn prepare(&self, fd: BorrowedFd<'_>, place: u64) -> Option<Vec<u8>> {
+    /// Returns the data as they are when the library is loaded at `address_of_library`.
+    pub(crate) fn relocate(&self, fd: BorrowedFd<'_>, address_of_library: u64) -> Option<Vec<u8>> {
         let mut bytes = read(fd, self.offset, self.length)?;
         for entry in self.table.as_chunks::<ENTRY>().0 {
-            let at = usize::try_from(long(entry, 0)? - self.start).ok()?;
-            let address = place.wrapping_add(long(entry, 16)?);
+            let at = usize::try_from(word64(entry, 0)? - self.start).ok()?;
+            let address = address_of_library.wrapping_add(word64(entry, 16)?);
             bytes.get_mut(at..at + 8)?.copy_from_slice(&address.to_ne_bytes());
         }
         Some(bytes)
@@ -246,13 +246,13 @@ mod tests {
     use super::*;
 
     /// A library with pointers to its own numbers, the largest first, in read-only data.
-    fn library(folder: &Path, options: &[&str]) -> PathBuf {
+    fn library(directory: &Path, options: &[&str]) -> PathBuf {
         let pointers: String = (0..8000).map(|number| format!("&numbers[{}],", 7999 - number)).collect();
         let source = format!(
             "static const int numbers[8000] = {{1}}; static char much[400000] = {{1}};
              const int *const pointers[] = {{{pointers}}}; char *some(void) {{ return much; }}"
         );
-        let (from, to) = (folder.join("library.c"), folder.join("library.so"));
+        let (from, to) = (directory.join("library.c"), directory.join("library.so"));
         fs::write(&from, source).unwrap();
         let mut command = Command::new("cc");
         command.args(["-shared", "-fPIC", "-w", "-Wl,-z,relro", "-o"]).arg(&to).arg(&from).args(options);
@@ -262,15 +262,19 @@ mod tests {
 
     #[test]
     fn pointers_into_the_library_are_as_the_loader_would_make_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = library(folder.path(), &[]);
+        let directory = tempfile::tempdir().unwrap();
+        let path = library(directory.path(), &[]);
         let file = File::open(&path).unwrap();
         let size = file.metadata().unwrap().len();
         let library = Library::examine(file.as_fd(), size).unwrap();
-        assert!(library.room.length > 400_000 && library.room.alignment == 4096, "{:?}", library.room);
+        assert!(
+            library.placement.length > 400_000 && library.placement.alignment == 4096,
+            "{:?}",
+            library.placement
+        );
         assert!((7500..=8010).contains(&library.count), "{}", library.count);
         let words = |place: u64| {
-            let bytes = library.prepare(file.as_fd(), place).unwrap();
+            let bytes = library.relocate(file.as_fd(), place).unwrap();
             assert_eq!(bytes.len() as u64, library.length);
             let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
             words.collect::<Vec<u64>>()
@@ -284,7 +288,7 @@ mod tests {
             here.iter().zip(&there).all(|(a, b)| a == b || *b == *a + 0x10_0000),
             "and nothing else does"
         );
-        let within = moved.iter().filter(|word| (PLACE..PLACE + library.room.length).contains(word));
+        let within = moved.iter().filter(|word| (PLACE..PLACE + library.placement.length).contains(word));
         assert_eq!(within.count(), moved.len());
         let steps = moved.windows(2).filter(|pair| pair[0] == pair[1] + 4).count();
         assert!(steps > 7400, "pointers to one number after the other: {steps}");
@@ -292,27 +296,27 @@ mod tests {
 
     #[test]
     fn what_is_made_in_other_ways_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let examine = |path: &Path| {
             let file = File::open(path).unwrap();
             Library::examine(file.as_fd(), file.metadata().unwrap().len())
         };
         assert!(examine(Path::new("/etc/passwd")).is_none());
-        let path = library(folder.path(), &["-Wl,-z,norelro"]);
+        let path = library(directory.path(), &["-Wl,-z,norelro"]);
         assert!(examine(&path).is_none(), "nothing is read-only");
-        let path = library(folder.path(), &["-Wl,-z,nocombreloc"]);
+        let path = library(directory.path(), &["-Wl,-z,nocombreloc"]);
         assert!(examine(&path).is_none(), "the table is in no order");
         // Whatever byte is wrong, nothing worse comes of it than nothing.
-        let path = library(folder.path(), &[]);
+        let path = library(directory.path(), &[]);
         let good = fs::read(&path).unwrap();
-        let broken = folder.path().join("broken");
+        let broken = directory.path().join("broken");
         for at in (0..800).chain((0..good.len()).step_by(4099)) {
             for value in [0, 0x7f, 0xff] {
                 let mut bytes = good.clone();
                 bytes[at] = value;
                 fs::write(&broken, bytes).unwrap();
                 if let Some(library) = examine(&broken) {
-                    let _ = library.prepare(File::open(&broken).unwrap().as_fd(), 1 << 40);
+                    let _ = library.relocate(File::open(&broken).unwrap().as_fd(), 1 << 40);
                 }
             }
         }

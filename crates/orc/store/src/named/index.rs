@@ -1,7 +1,7 @@
-//! What a program may know without asking: an index that it maps, one for each realm.
+//! The index of a trust domain: a file in which programs look up what they would otherwise ask the store for.
 //!
-//! A round trip to the store wakes up another process and costs as much as a small program's whole start. So what the store has
-//! once said it also writes down where the realm's programs can read it:
+//! A round trip to the store wakes another process up, which takes as long as a small program needs to start. So the store
+//! also publishes its replies in a file:
 //!
 //! ```text
 //! 0      8       16      24    32          512
@@ -13,16 +13,17 @@
 //! | key | value | name |
 //! |---|---|---|
 //! | 1, device, inode, size, time of modification, of change: a file | bytes from its beginning, flags | of the object |
-//! | 2, key: a library | its place | |
+//! | 2, key: a library | its address | |
 //! | 3, key, address, start, length: a library's relocated data | bytes | of the object |
-//! | 4, key, address, start: the same as [prepared](crate::libraries::prelink) | bytes, relocations, tag of the library's object | of the object |
+//! | 4, key, address, start: its [prelinked](crate::libraries::prelink) data | bytes, relocations, tag of the library's object | of the object |
 //!
-//! `base` is the folder of the objects, where that is not the index' own. `start` and `end` are those of the places ([`book`](crate::libraries::placement_table)).
-//! A key is looked for from slot `hash % slots` on until it, or an empty slot, is found. A slot is filled once, its state
-//! last; what is no longer true is struck out (state 2) and entered anew. What is written down is a hint: an object that is
-//! gone is not found under its name, and the client asks.
+//! `base` is the directory of the objects, if it is not that of the index. `start` and `end` delimit the addresses of the
+//! [placement table](crate::libraries::placement_table). A key is looked up from slot `hash % slots` on, until it or an
+//! empty slot is found. A slot is filled once, its state last; an entry that is no longer true is marked as deleted (state
+//! 2), and a new one is added. An entry is a hint: if its object has been evicted, there is no file of that name, and the
+//! client asks the store.
 //!
-//! The file is written by pwrite(2), as a mapping has no way of saying that a disk is full.
+//! The file is written by pwrite(2), because a write through a mapping cannot report that the disk is full.
 
 use std::ffi::OsStr;
 use std::io;
@@ -33,38 +34,39 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ORCINDX1");
-/// How many slots there are; half of them are used.
+/// How many slots there are; half of them are used at most.
 const SLOTS: u64 = 4096;
-/// Bytes before the slots.
+/// The size of the header.
 const HEAD: usize = 512;
-/// Where the folder's name begins, and how long it may be with its final zero.
+/// Where the path of the objects' directory begins.
 const BASE: usize = 32;
 const KEY_WORDS: usize = 8;
 const VALUE_WORDS: usize = 3;
-/// The longest name, with its final zero.
+/// The longest name, with its final zero byte.
 const NAME: usize = 160;
 const SLOT: usize = 8 * (1 + KEY_WORDS + VALUE_WORDS) + NAME;
 const FULL: u64 = 1;
-const STRUCK_OUT: u64 = 2;
+const DELETED: u64 = 2;
 
-/// What something is known by.
+/// The key of an entry.
 pub(crate) type Key = [u64; KEY_WORDS];
 
-/// Of a file's flags beside [`EXECUTABLE`](orrery_orc_wire::protocol::EXECUTABLE): the object has all that the dynamic loader maps.
+/// A flag of a file, beside [`EXECUTABLE`](orrery_orc_wire::protocol::EXECUTABLE): its object has all that the dynamic loader
+/// maps.
 pub(crate) const LOADABLE: u64 = 2;
-/// Another: it has too few relocated data to be worth a place, which need not be found out each time.
+/// A flag of a file: it has too few relocated data for an address of its own.
 pub(crate) const UNPLACED: u64 = 4;
 
-/// The key of a file.
+/// The kind of key of a file.
 pub(crate) const FILE: u64 = 1;
-/// The key of a library's place.
-pub(crate) const PLACE: u64 = 2;
-/// The key of a library's relocated data.
+/// The kind of key of a library's address.
+pub(crate) const PLACEMENT: u64 = 2;
+/// The kind of key of a library's relocated data.
 pub(crate) const RELOCATED: u64 = 3;
-/// The key of a library's relocated data that the store has prepared.
-pub(crate) const PREPARED: u64 = 4;
+/// The kind of key of a library's prelinked data.
+pub(crate) const PRELINKED: u64 = 4;
 
-/// A realm's index.
+/// The index of one trust domain.
 #[derive(Debug)]
 pub(crate) struct Index {
     file: OwnedFd,
@@ -83,14 +85,15 @@ fn place(slot: u64) -> u64 {
 }
 
 impl Index {
-    /// A new one, in the place of what had that path; `base` is the objects' folder, if that is another than the index' own.
+    /// Creates an index, in place of the file at that path. `base` is the directory of the objects, if it is not that of the
+    /// index.
     ///
     /// # Errors
-    /// Those of making a file there; `InvalidInput` where the folder's name is too long.
+    /// Those of creating a file; `InvalidInput` if the path of `base` is too long.
     pub(crate) fn create(path: &Path, base: Option<&Path>, span: (u64, u64)) -> io::Result<Self> {
         let base = base.map_or(OsStr::new(""), Path::as_os_str).as_bytes();
         if base.len() >= HEAD - BASE {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the folder's name is too long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path of the directory is too long"));
         }
         let mut head = vec![0; HEAD];
         for (place, word) in head.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, SLOTS, span.0, span.1]) {
@@ -101,7 +104,7 @@ impl Index {
         let _ = std::fs::remove_file(&draft);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::open(&draft, flags, Mode::from_raw_mode(0o444))?;
-        // Whatever the umask.
+        // The umask may have cleared bits.
         rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
         rustix::fs::ftruncate(&file, place(SLOTS))?;
         write(&file, &head, 0)?;
@@ -109,19 +112,19 @@ impl Index {
         Ok(Self { file, used: 0 })
     }
 
-    /// The one that a store before this process has made, with the same folder of objects.
+    /// Opens the index of a former store, if it has the same directory of objects.
     ///
     /// # Errors
-    /// Where there is none.
+    /// If there is none.
     pub(crate) fn open(path: &Path, base: Option<&Path>) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let mut index = Self { file, used: 0 };
         let mut head = [0; HEAD];
         let is_whole = rustix::io::pread(&index.file, &mut head, 0)? == HEAD;
-        let folder = head[BASE..].split(|byte| *byte == 0).next().unwrap_or_default();
+        let directory = head[BASE..].split(|byte| *byte == 0).next().unwrap_or_default();
         let wanted = base.map_or(OsStr::new(""), Path::as_os_str).as_bytes();
-        if !is_whole || head[..8] != MAGIC.to_le_bytes() || folder != wanted {
+        if !is_whole || head[..8] != MAGIC.to_le_bytes() || directory != wanted {
             return Err(io::ErrorKind::InvalidData.into());
         }
         for slot in 0..SLOTS {
@@ -142,11 +145,11 @@ impl Index {
         Ok(bytes)
     }
 
-    /// Enters something, in the place of what was entered under the same key.
+    /// Inserts an entry in place of the one with the same key.
     ///
     /// # Errors
-    /// `StorageFull` where there is no slot left; those of writing; `InvalidInput` where the name is too long.
-    pub(crate) fn enter(&mut self, key: &Key, value: [u64; VALUE_WORDS], name: &[u8]) -> io::Result<()> {
+    /// `StorageFull` if there is no slot left; `InvalidInput` if the name is too long; those of pwrite(2).
+    pub(crate) fn insert(&mut self, key: &Key, value: [u64; VALUE_WORDS], name: &[u8]) -> io::Result<()> {
         if name.len() >= NAME {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -174,7 +177,7 @@ impl Index {
                         return Ok(());
                     }
                     if there[8..8 + 8 * KEY_WORDS] == bytes[8..8 + 8 * KEY_WORDS] {
-                        write(&self.file, &STRUCK_OUT.to_le_bytes(), place(slot))?;
+                        write(&self.file, &DELETED.to_le_bytes(), place(slot))?;
                     }
                 }
                 _ => {}
@@ -200,7 +203,7 @@ fn write(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// As `auditor/names.c` does it.
+    /// Looks a key up as `auditor/c/index.c` does.
     fn find(index: &Index, key: &Key) -> Option<(u64, String)> {
         let wanted: Vec<u8> = key.iter().flat_map(|word| word.to_le_bytes()).collect();
         for slot in (0..SLOTS).map(|step| hash(key).wrapping_add(step) % SLOTS) {
@@ -219,38 +222,38 @@ mod tests {
     }
 
     #[test]
-    fn what_is_entered_is_found_and_may_change() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("index");
+    fn entries_are_found_and_may_change() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("index");
         let mut index = Index::create(&path, None, (1, 2)).unwrap();
         let key = |number: u64| [FILE, number, 0, 0, 0, 0, 0, 0];
         for number in 0..50 {
-            index.enter(&key(number), [number, 0, 0], format!("name {number}").as_bytes()).unwrap();
+            index.insert(&key(number), [number, 0, 0], format!("name {number}").as_bytes()).unwrap();
         }
-        index.enter(&key(7), [7, 0, 0], b"name 7").unwrap();
-        assert_eq!(index.used, 50, "the same again takes nothing");
-        index.enter(&key(7), [8, 0, 0], b"another").unwrap();
+        index.insert(&key(7), [7, 0, 0], b"name 7").unwrap();
+        assert_eq!(index.used, 50, "an equal entry takes no slot");
+        index.insert(&key(7), [8, 0, 0], b"another").unwrap();
         let mut again = Index::open(&path, None).unwrap();
         assert!(Index::open(&path, Some(Path::new("/elsewhere"))).is_err(), "its objects lie here");
         assert_eq!(again.used, 51);
-        again.enter(&key(60), [1, 0, 0], b"later").unwrap();
+        again.insert(&key(60), [1, 0, 0], b"later").unwrap();
         assert_eq!(find(&index, &key(7)), Some((8, "another".to_owned())));
         assert_eq!(find(&index, &key(49)), Some((49, "name 49".to_owned())));
         assert_eq!(find(&index, &key(60)), Some((1, "later".to_owned())));
         assert_eq!(find(&index, &key(61)), None);
         assert_eq!(
-            index.enter(&key(62), [0; 3], &[b'x'; NAME]).unwrap_err().kind(),
+            index.insert(&key(62), [0; 3], &[b'x'; NAME]).unwrap_err().kind(),
             io::ErrorKind::InvalidInput
         );
     }
 
     #[test]
-    fn a_full_index_takes_no_more_and_nonsense_is_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("index");
+    fn a_full_index_refuses_entries_and_garbage_is_no_index() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("index");
         let mut index = Index::create(&path, Some(Path::new("/somewhere")), (1, 2)).unwrap();
         index.used = SLOTS / 2;
-        let refused = index.enter(&[1; KEY_WORDS], [0; 3], b"").unwrap_err();
+        let refused = index.insert(&[1; KEY_WORDS], [0; 3], b"").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
         std::fs::remove_file(&path).unwrap();
         assert!(Index::open(&path, None).is_err());

@@ -1,17 +1,17 @@
-//! Who holds what: the store's book, without any of the things themselves.
+//! Which client holds which object, and what each trust domain has: the accounting, without any of the files.
 //!
-//! An object stays while somebody holds it, and for a while after that. Each realm has its own quota and its own objects;
-//! the only ones that cross are the public ones. Time is given in seconds, by whoever calls.
+//! An object stays while a client holds it, and for some time after that. Each trust domain has its own quota and its own
+//! objects; only public ones are shared between trust domains. Times are seconds, which the caller provides.
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::trust_domain::Realm;
+use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
 
-/// Somebody who holds objects: a connection's number.
+/// A client that holds objects: the number of its connection.
 pub(crate) type Holder = u64;
 
-/// What each realm may have.
+/// The quota of each trust domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Bytes.
@@ -20,24 +20,24 @@ pub(crate) struct Limits {
     pub(crate) objects: usize,
 }
 
-/// One object.
+/// One object, with its accounts.
 #[derive(Debug)]
 pub(crate) struct Entry<P> {
-    /// The thing itself.
+    /// The object.
     pub(crate) object: P,
-    /// What it counts in its realm's quota.
+    /// Bytes that it takes of its trust domain's quota.
     pub(crate) bytes: u64,
     /// Whether it may be mapped executable.
     pub(crate) executable: bool,
-    /// How many holders it has.
+    /// How many clients hold it.
     pub(crate) holders: u64,
-    /// Since when it has none.
+    /// Since when no client holds it.
     idle_since: u64,
     /// How often it was handed out.
     pub(crate) served: u64,
 }
 
-/// The objects of one realm.
+/// The objects of one trust domain.
 #[derive(Debug)]
 pub(crate) struct Objects<P> {
     entries: HashMap<ObjectId, Entry<P>>,
@@ -52,7 +52,7 @@ impl<P> Default for Objects<P> {
 }
 
 impl<P> Objects<P> {
-    /// All objects.
+    /// Returns all objects.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&ObjectId, &Entry<P>)> {
         self.entries.iter()
     }
@@ -65,97 +65,108 @@ impl<P> Objects<P> {
     }
 }
 
-/// Something that changed, for the keeper and the log.
+/// A change, for the supervisor and the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The holder now has so many holds on the object; 0 where it has none any more.
-    Held(Holder, Realm, ObjectId, u64),
-    /// The object is gone.
-    Evicted(Realm, ObjectId),
+    /// The client now has so many holds on the object; 0 if it has none any more.
+    Held(Holder, TrustDomain, ObjectId, u64),
+    /// The object was evicted.
+    Evicted(TrustDomain, ObjectId),
 }
 
-/// The book.
+/// The accounts of all objects.
 #[derive(Debug)]
 pub(crate) struct Table<P> {
     limits: Limits,
-    /// Whether somebody uses an object whom the table does not know of.
+    /// Returns whether a program uses an object without holding it.
     in_use: fn(&P) -> bool,
-    realms: HashMap<Realm, Objects<P>>,
-    held: HashMap<Holder, HashMap<(Realm, ObjectId), u64>>,
+    trust_domains: HashMap<TrustDomain, Objects<P>>,
+    held: HashMap<Holder, HashMap<(TrustDomain, ObjectId), u64>>,
     changes: Vec<Change>,
 }
 
-/// The realm has no room left that could be made.
+/// The trust domain has no room left, and all its objects are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct QuotaExceeded;
 
 impl<P> Table<P> {
-    /// An empty one.
+    /// Creates an empty table.
     pub(crate) fn new(limits: Limits, in_use: fn(&P) -> bool) -> Self {
-        Self { limits, in_use, realms: HashMap::new(), held: HashMap::new(), changes: Vec::new() }
+        Self { limits, in_use, trust_domains: HashMap::new(), held: HashMap::new(), changes: Vec::new() }
     }
 
-    /// Where `realm` sees `id`: among its own objects, else among the public ones.
-    fn place(&self, realm: &Realm, id: ObjectId) -> Option<Realm> {
-        [realm, &Realm::Public].into_iter().find(|realm| self.of(realm, id).is_some()).cloned()
+    /// Returns the owner of the object that `domain` sees as `id`: the trust domain itself, or else the public.
+    fn owner(&self, domain: &TrustDomain, id: ObjectId) -> Option<TrustDomain> {
+        [domain, &TrustDomain::Public].into_iter().find(|domain| self.get(domain, id).is_some()).cloned()
     }
 
-    /// The object of exactly this realm.
-    pub(crate) fn of(&self, realm: &Realm, id: ObjectId) -> Option<&Entry<P>> {
-        self.realms.get(realm)?.entries.get(&id)
+    /// Returns the object of exactly this trust domain.
+    pub(crate) fn get(&self, domain: &TrustDomain, id: ObjectId) -> Option<&Entry<P>> {
+        self.trust_domains.get(domain)?.entries.get(&id)
     }
 
-    /// Whether the realm has an object that takes so many bytes.
-    pub(crate) fn has_length(&self, realm: &Realm, bytes: u64) -> bool {
-        self.realms.get(realm).is_some_and(|of| of.entries.values().any(|entry| entry.bytes == bytes))
+    /// Returns whether the trust domain has an object that takes so many bytes.
+    pub(crate) fn has_length(&self, domain: &TrustDomain, bytes: u64) -> bool {
+        self.trust_domains.get(domain).is_some_and(|of| of.entries.values().any(|entry| entry.bytes == bytes))
     }
 
-    /// All realms.
-    pub(crate) fn realms(&self) -> impl Iterator<Item = (&Realm, &Objects<P>)> {
-        self.realms.iter()
+    /// Returns the objects of all trust domains.
+    pub(crate) fn trust_domains(&self) -> impl Iterator<Item = (&TrustDomain, &Objects<P>)> {
+        self.trust_domains.iter()
     }
 
-    /// What `holder` has, and how often.
-    pub(crate) fn holds_of(&self, holder: Holder) -> Vec<(Realm, ObjectId, u64)> {
+    /// Returns which objects a client holds, and how often.
+    pub(crate) fn holds_of(&self, holder: Holder) -> Vec<(TrustDomain, ObjectId, u64)> {
         let held = self.held.get(&holder).into_iter().flatten();
-        held.map(|((realm, id), count)| (realm.clone(), *id, *count)).collect()
+        held.map(|((domain, id), count)| (domain.clone(), *id, *count)).collect()
     }
 
-    /// Gives `holder` a hold on the object that its realm sees under this name, and the place of the object.
-    pub(crate) fn find(&mut self, holder: Holder, realm: &Realm, id: ObjectId) -> Option<(Realm, &Entry<P>)> {
-        let place = self.place(realm, id)?;
-        self.hold(holder, &place, id, 1)?;
-        let entry = self.realms.get_mut(&place)?.entries.get_mut(&id)?;
+    /// Gives a client a hold on the object that its trust domain sees under this name; returns it with its owner.
+    pub(crate) fn hand_out(
+        &mut self,
+        holder: Holder,
+        domain: &TrustDomain,
+        id: ObjectId,
+    ) -> Option<(TrustDomain, &Entry<P>)> {
+        let owner = self.owner(domain, id)?;
+        self.hold(holder, &owner, id, 1)?;
+        let entry = self.trust_domains.get_mut(&owner)?.entries.get_mut(&id)?;
         entry.served += 1;
-        Some((place, entry))
+        Some((owner, entry))
     }
 
-    /// Adds `count` holds.
-    pub(crate) fn hold(&mut self, holder: Holder, place: &Realm, id: ObjectId, count: u64) -> Option<()> {
-        let objects = self.realms.get_mut(place)?;
+    /// Adds `count` holds; returns `None` if there is no such object.
+    pub(crate) fn hold(
+        &mut self,
+        holder: Holder,
+        owner: &TrustDomain,
+        id: ObjectId,
+        count: u64,
+    ) -> Option<()> {
+        let objects = self.trust_domains.get_mut(owner)?;
         let entry = objects.entries.get_mut(&id)?;
-        let holds = self.held.entry(holder).or_default().entry((place.clone(), id)).or_insert(0);
+        let holds = self.held.entry(holder).or_default().entry((owner.clone(), id)).or_insert(0);
         if *holds == 0 {
             objects.idle.remove(&(entry.idle_since, id));
             entry.holders += 1;
         }
         *holds += count;
-        self.changes.push(Change::Held(holder, place.clone(), id, *holds));
+        self.changes.push(Change::Held(holder, owner.clone(), id, *holds));
         Some(())
     }
 
-    /// Makes room for `bytes` more in `realm`, at the price of objects that nobody holds, oldest first. Evicts nothing where
-    /// that would not be enough.
+    /// Makes room for `bytes` more by evicting objects that no client holds, oldest first. Evicts nothing if that would not be
+    /// enough.
     ///
     /// # Errors
-    /// [`Full`].
-    pub(crate) fn make_room(&mut self, realm: &Realm, bytes: u64) -> Result<(), Full> {
-        let objects = self.realms.entry(realm.clone()).or_default();
+    /// [`QuotaExceeded`].
+    pub(crate) fn make_room(&mut self, domain: &TrustDomain, bytes: u64) -> Result<(), QuotaExceeded> {
+        let objects = self.trust_domains.entry(domain.clone()).or_default();
         let (mut left, mut count) = (objects.bytes, objects.entries.len());
         let mut victims = Vec::new();
         let mut idle = objects.idle.iter();
         while left.saturating_add(bytes) > self.limits.bytes || count >= self.limits.objects {
-            let (_, id) = idle.next().ok_or(Full)?;
+            let (_, id) = idle.next().ok_or(QuotaExceeded)?;
             let Some(entry) = objects.entries.get(id).filter(|entry| !(self.in_use)(&entry.object)) else {
                 continue;
             };
@@ -165,48 +176,50 @@ impl<P> Table<P> {
         }
         for id in victims {
             objects.remove(id);
-            self.changes.push(Change::Evicted(realm.clone(), id));
+            self.changes.push(Change::Evicted(domain.clone(), id));
         }
         Ok(())
     }
 
-    /// How many objects of `realm` nobody holds.
-    pub(crate) fn idle(&self, realm: &Realm) -> usize {
-        self.realms.get(realm).map_or(0, |objects| objects.idle.len())
+    /// Returns how many objects of a trust domain no client holds.
+    pub(crate) fn idle(&self, domain: &TrustDomain) -> usize {
+        self.trust_domains.get(domain).map_or(0, |objects| objects.idle.len())
     }
 
-    /// Evicts the object of `realm` that nobody has held for the longest time.
+    /// Evicts the object of a trust domain that no client has held for the longest time.
     ///
     /// # Errors
-    /// [`Full`]: all are held.
-    pub(crate) fn evict_oldest(&mut self, realm: &Realm) -> Result<(), Full> {
-        let objects = self.realms.get_mut(realm).ok_or(Full)?;
-        let &(_, id) = objects.idle.first().ok_or(Full)?;
+    /// [`QuotaExceeded`]: all are held.
+    pub(crate) fn evict_oldest(&mut self, domain: &TrustDomain) -> Result<(), QuotaExceeded> {
+        let objects = self.trust_domains.get_mut(domain).ok_or(QuotaExceeded)?;
+        let &(_, id) = objects.idle.first().ok_or(QuotaExceeded)?;
         objects.remove(id);
-        self.changes.push(Change::Evicted(realm.clone(), id));
+        self.changes.push(Change::Evicted(domain.clone(), id));
         Ok(())
     }
 
-    /// Enters an object that nobody holds yet. Where there is one of that name in exactly this realm it stays, and `object` is
-    /// dropped; being executable is added to it.
+    /// Enters an object that no client holds yet. If the trust domain has one of that name, that one stays and `object` is
+    /// dropped; it becomes executable if `executable` is set.
     ///
     /// # Errors
-    /// [`Full`]; nothing was changed.
+    /// [`QuotaExceeded`]; nothing was changed.
     pub(crate) fn insert(
         &mut self,
-        realm: &Realm,
+        domain: &TrustDomain,
         id: ObjectId,
         object: P,
         bytes: u64,
         executable: bool,
         now: u64,
-    ) -> Result<(), Full> {
-        if let Some(entry) = self.realms.get_mut(realm).and_then(|objects| objects.entries.get_mut(&id)) {
+    ) -> Result<(), QuotaExceeded> {
+        if let Some(entry) =
+            self.trust_domains.get_mut(domain).and_then(|objects| objects.entries.get_mut(&id))
+        {
             entry.executable |= executable;
             return Ok(());
         }
-        self.make_room(realm, bytes)?;
-        let objects = self.realms.entry(realm.clone()).or_default();
+        self.make_room(domain, bytes)?;
+        let objects = self.trust_domains.entry(domain.clone()).or_default();
         objects.bytes += bytes;
         objects.idle.insert((now, id));
         objects
@@ -215,10 +228,10 @@ impl<P> Table<P> {
         Ok(())
     }
 
-    /// Takes one hold from `holder`; whether it had one.
-    pub(crate) fn release(&mut self, holder: Holder, realm: &Realm, id: ObjectId, now: u64) -> bool {
-        for place in [realm, &Realm::Public] {
-            let key = (place.clone(), id);
+    /// Takes one hold from a client; returns whether it had one.
+    pub(crate) fn release(&mut self, holder: Holder, domain: &TrustDomain, id: ObjectId, now: u64) -> bool {
+        for owner in [domain, &TrustDomain::Public] {
+            let key = (owner.clone(), id);
             let Some(holds) = self.held.get_mut(&holder).and_then(|held| held.get_mut(&key)) else {
                 continue;
             };
@@ -228,24 +241,24 @@ impl<P> Table<P> {
                 if let Some(held) = self.held.get_mut(&holder) {
                     held.remove(&key);
                 }
-                self.let_go(place, id, now);
+                self.drop_hold(owner, id, now);
             }
-            self.changes.push(Change::Held(holder, place.clone(), id, left));
+            self.changes.push(Change::Held(holder, owner.clone(), id, left));
             return true;
         }
         false
     }
 
-    /// Takes all that `holder` has: it is gone.
-    pub(crate) fn leave(&mut self, holder: Holder, now: u64) {
-        for (place, id) in self.held.remove(&holder).unwrap_or_default().into_keys() {
-            self.let_go(&place, id, now);
-            self.changes.push(Change::Held(holder, place, id, 0));
+    /// Takes all holds from a client that is gone.
+    pub(crate) fn remove_holder(&mut self, holder: Holder, now: u64) {
+        for (owner, id) in self.held.remove(&holder).unwrap_or_default().into_keys() {
+            self.drop_hold(&owner, id, now);
+            self.changes.push(Change::Held(holder, owner, id, 0));
         }
     }
 
-    fn let_go(&mut self, place: &Realm, id: ObjectId, now: u64) {
-        let Some(objects) = self.realms.get_mut(place) else { return };
+    fn drop_hold(&mut self, owner: &TrustDomain, id: ObjectId, now: u64) {
+        let Some(objects) = self.trust_domains.get_mut(owner) else { return };
         let Some(entry) = objects.entries.get_mut(&id) else { return };
         entry.holders -= 1;
         if entry.holders == 0 {
@@ -254,21 +267,21 @@ impl<P> Table<P> {
         }
     }
 
-    /// What nobody has held since `before`.
-    pub(crate) fn idle_since(&self, before: u64) -> Vec<(Realm, ObjectId)> {
+    /// Returns the objects that no client has held since `before`.
+    pub(crate) fn idle_since(&self, before: u64) -> Vec<(TrustDomain, ObjectId)> {
         let idle = |objects: &Objects<P>| -> Vec<ObjectId> {
             objects.idle.iter().take_while(|(since, _)| *since <= before).map(|(_, id)| *id).collect()
         };
-        let of = |(realm, objects): (&Realm, &Objects<P>)| {
-            let realm = realm.clone();
-            idle(objects).into_iter().map(move |id| (realm.clone(), id))
+        let of = |(domain, objects): (&TrustDomain, &Objects<P>)| {
+            let domain = domain.clone();
+            idle(objects).into_iter().map(move |id| (domain.clone(), id))
         };
-        self.realms.iter().flat_map(of).collect()
+        self.trust_domains.iter().flat_map(of).collect()
     }
 
-    /// Has an object that nobody holds be idle since now only.
-    pub(crate) fn refresh(&mut self, realm: &Realm, id: ObjectId, now: u64) {
-        let Some(objects) = self.realms.get_mut(realm) else { return };
+    /// Counts an object that no client holds as idle since `now` only.
+    pub(crate) fn refresh(&mut self, domain: &TrustDomain, id: ObjectId, now: u64) {
+        let Some(objects) = self.trust_domains.get_mut(domain) else { return };
         let Some(entry) = objects.entries.get_mut(&id) else { return };
         if objects.idle.remove(&(entry.idle_since, id)) {
             entry.idle_since = now;
@@ -276,19 +289,19 @@ impl<P> Table<P> {
         }
     }
 
-    /// Evicts what nobody has held since `before`.
+    /// Evicts the objects that no client has held since `before`.
     pub(crate) fn expire(&mut self, before: u64) {
-        for (realm, objects) in &mut self.realms {
+        for (domain, objects) in &mut self.trust_domains {
             while let Some(&(since, id)) = objects.idle.first().filter(|(since, _)| *since <= before) {
                 debug_assert!(since <= before);
                 objects.remove(id);
-                self.changes.push(Change::Evicted(realm.clone(), id));
+                self.changes.push(Change::Evicted(domain.clone(), id));
             }
         }
-        self.realms.retain(|_, objects| !objects.entries.is_empty());
+        self.trust_domains.retain(|_, objects| !objects.entries.is_empty());
     }
 
-    /// What changed since this was last asked, in order.
+    /// Returns the changes since the last call, in order.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         core::mem::take(&mut self.changes)
     }

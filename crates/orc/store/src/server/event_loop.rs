@@ -1,85 +1,71 @@
-//! The part that answers: a few threads at one epoll instance.
+//! The event loop: a few threads that wait at one epoll instance, receive requests and send replies.
 //!
-//! Each descriptor is armed for one event at a time (`EPOLLONESHOT`), so a connection's requests are worked on one after the
-//! other, by whichever thread is free. Nothing here waits for a client: sockets do not block, and who does not take an answer
-//! is cut off.
+//! Each descriptor is armed for one event at a time (`EPOLLONESHOT`), so the requests of a connection are handled one after
+//! the other, by any thread that is free. No thread waits for a client: sockets are non-blocking, and a client that does not
+//! receive its replies is disconnected.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use orrery_orc_wire::protocol::{self, MAX_MESSAGE, Refusal, Reply, decode_request};
+use orrery_sys::scm;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
-use crate::client_file::Readers;
-use crate::config::Config;
-use crate::event_log::Audit;
-use crate::objects::cache_dropper::Trimmer;
-use crate::objects::huge_pages::Collapser;
+use crate::descriptor_limit;
+use crate::named::{lease, object_directory};
 use crate::objects::table::Holder;
-use crate::server::requests::{Answer, answer};
-use crate::state::state::{Connection, Listener, State};
-use crate::supervisor::process::{Launcher, Message, hear};
-use crate::supervisor::records::ConnectionRecord;
-use crate::trust_domain::Realm;
-use orrery_orc_wire::packet;
-use orrery_orc_wire::protocol::{LONGEST, Refusal, Reply, decode_request};
+use crate::server::requests::{Response, handle};
+use crate::server::service::Service;
+use crate::state::clients::{Connection, Listener};
+use crate::state::transaction::SharedState;
+use crate::supervisor::channel::{Message, receive};
+use crate::supervisor::launcher::Launcher;
+use crate::supervisor::records::PeerRecord;
+use crate::trust_domain::TrustDomain;
 
-/// The keeper's place in the epoll instance; listeners are at [`LISTENERS`] and beyond, connections at their numbers.
-const KEEPER: u64 = u64::MAX;
+/// The supervisor's number in the epoll instance; listeners have those from [`LISTENERS`] on, connections their own.
+const SUPERVISOR: u64 = u64::MAX;
 const LISTENERS: u64 = 1 << 62;
-/// How many connections are taken at one go.
-const GO: usize = 64;
+/// How many connections are accepted for one event.
+const MAX_ACCEPTED: usize = 64;
 
-/// A running store.
+/// A running server.
 #[derive(Debug)]
-pub(crate) struct Server {
-    pub(crate) config: Arc<Config>,
-    pub(crate) state: Mutex<State>,
-    pub(crate) audit: Arc<Audit>,
-    pub(crate) readers: Readers,
-    pub(crate) trimmer: Trimmer,
-    pub(crate) collapser: Collapser,
-    /// How many large objects are being copied.
-    pub(crate) large: AtomicUsize,
+struct Server {
+    service: Service,
     listeners: Arc<Vec<Listener>>,
     events: OwnedFd,
     started: Instant,
-    /// At which second idle objects were last looked through.
+    /// The second in which unused objects were last looked for.
     ticked: AtomicU64,
-    stopping: AtomicBool,
+    is_stopping: AtomicBool,
 }
 
-/// Serves, with what the keeper at the other end of `link` has, until it is told to stop.
+/// Serves clients, with what the supervisor at the other end of `link` has stored, until it is asked to stop.
 ///
 /// # Errors
-/// Where the keeper's records make no sense, or the kernel refuses what no store can do without.
+/// If the supervisor's records are malformed, or the kernel refuses what no store can do without.
 pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
-    die_of_panics();
-    crate::descriptor_limit::raise();
-    crate::named::directory::ignore_leases();
-    let (state, audit) = State::receive(link, launcher)?;
-    let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    abort_on_panic();
+    descriptor_limit::raise();
+    lease::ignore_signals();
     let started = Instant::now();
+    let (state, fixed) = SharedState::restore(link, launcher, started)?;
     let server = Arc::new(Server {
-        config: Arc::clone(&state.config),
-        listeners: Arc::clone(&state.listeners),
-        state: Mutex::new(state),
-        audit,
-        readers: Readers::default(),
-        trimmer: Trimmer::start(started)?,
-        collapser: Collapser::start()?,
-        large: AtomicUsize::new(0),
-        events,
+        service: Service::start(state, &fixed, started)?,
+        listeners: fixed.listeners,
+        events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         started,
         ticked: AtomicU64::new(0),
-        stopping: AtomicBool::new(false),
+        is_stopping: AtomicBool::new(false),
     });
-    server.take_up()?;
-    let others: Vec<_> = (1..server.config.workers.max(2))
+    server.arm_all()?;
+    let others: Vec<_> = (1..server.service.config.workers.max(2))
         .map(|_| {
             let server = Arc::clone(&server);
             std::thread::Builder::new().name("worker".into()).spawn(move || server.work())
@@ -90,8 +76,9 @@ pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     result
 }
 
-/// A thread that panics may leave a client without its answer, and the others with half a change: the keeper starts anew.
-fn die_of_panics() {
+/// Aborts the process if a thread panics: it may leave a client without a reply, and half a change to the others. The
+/// supervisor then starts a new server.
+fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         report(info);
@@ -100,129 +87,112 @@ fn die_of_panics() {
 }
 
 impl Server {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Seconds since the store started; what was there before came at 0.
-    pub(crate) fn clock(&self) -> u64 {
-        self.started.elapsed().as_secs()
-    }
-
-    fn arm(&self, fd: BorrowedFd<'_>, number: u64, first: bool) -> rustix::io::Result<()> {
+    fn arm(&self, fd: BorrowedFd<'_>, number: u64, is_new: bool) -> rustix::io::Result<()> {
         let events = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
         let data = epoll::EventData::new_u64(number);
-        if first {
+        if is_new {
             epoll::add(&self.events, fd, data, events)
         } else {
             epoll::modify(&self.events, fd, data, events)
         }
     }
 
-    /// Listens to everything that there is, and tells clients of a store before this one that they have to ask again.
-    fn take_up(&self) -> io::Result<()> {
+    /// Waits for events of all descriptors, and asks clients of the server before this one to repeat their requests.
+    fn arm_all(&self) -> io::Result<()> {
         for (number, listener) in (LISTENERS..).zip(self.listeners.iter()) {
             self.arm(listener.socket.as_fd(), number, true)?;
         }
-        let state = self.lock();
-        if let Some(link) = state.link() {
-            self.arm(link, KEEPER, true)?;
+        let state = self.service.begin();
+        if let Some(link) = state.supervisor_link() {
+            self.arm(link, SUPERVISOR, true)?;
         }
-        let known: Vec<_> = state.connections.iter().map(|(n, c)| (*n, Arc::clone(c))).collect();
+        let known: Vec<_> = state.clients().iter().map(|(n, c)| (n, Arc::clone(c))).collect();
         drop(state);
         if !known.is_empty() {
-            self.audit.note("restart", None, None, "");
+            self.service.event_log.note("restart", None, None, "");
         }
         for (number, connection) in known {
-            let told = self.send(&connection, &Reply::Restarted.encode(0), &[]);
-            if told.is_err() || self.arm(connection.socket.as_fd(), number, true).is_err() {
-                self.lock().disconnect(number, self.clock());
+            let sent = send(&connection, &Reply::Restarted.encode(0), &[]);
+            if sent.is_err() || self.arm(connection.socket.as_fd(), number, true).is_err() {
+                self.service.begin().disconnect(number);
             }
         }
         Ok(())
     }
 
     fn work(&self) -> io::Result<()> {
-        let mut buffer = vec![0; LONGEST];
+        let mut buffer = vec![0; MAX_MESSAGE];
         let pause = Timespec { tv_sec: 1, tv_nsec: 0 };
-        while !self.stopping.load(Ordering::Acquire) {
+        while !self.is_stopping.load(Ordering::Acquire) {
             let mut event: [epoll::Event; 1] =
                 [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
             let count = match epoll::wait(&self.events, &mut event, Some(&pause)) {
                 Err(Errno::INTR) => 0,
                 other => other?,
             };
-            // All threads come by each second, and one of them has to.
-            let now = self.clock();
+            // All threads come by each second, and one of them has to do this.
+            let now = self.started.elapsed().as_secs();
             if self.ticked.fetch_max(now, Ordering::AcqRel) < now {
                 self.tick();
             }
             let [event] = event;
             match event.data.u64() {
                 _ if count == 0 => {}
-                KEEPER => self.hear_keeper(),
+                SUPERVISOR => self.receive_from_supervisor(),
                 number if number >= LISTENERS => self.accept(number),
-                number => self.serve_one(number, &mut buffer),
+                number => self.serve_client(number, &mut buffer),
             }
         }
         Ok(())
     }
 
-    /// Evicts what nobody wants any more, and sees that there is a keeper.
+    /// Evicts unused objects, and starts a new supervisor if there is none.
     fn tick(&self) {
-        let mut state = self.lock();
-        state.note_opened(self.clock());
-        if let Some(before) = self.clock().checked_sub(self.config.keep) {
-            state.spare_used(before, self.clock());
-            state.table.expire(before);
-            state.settle();
-        }
-        match state.replace_keeper() {
+        let mut state = self.service.begin();
+        state.evict_unused_for(self.service.config.keep);
+        let note = match state.replace_supervisor(&self.listeners) {
             Ok(true) => {
-                let armed = state.link().map(|link| self.arm(link, KEEPER, true));
+                let armed = state.supervisor_link().map(|link| self.arm(link, SUPERVISOR, true));
                 if matches!(armed, Some(Err(_))) {
-                    state.lose_keeper();
+                    state.lose_supervisor();
                 }
-                drop(state);
-                self.audit.note("keeper", None, None, "a new keeper was started");
+                "a new supervisor was started".to_owned()
             }
-            Ok(false) => {}
-            Err(error) => {
-                drop(state);
-                self.audit.note("keeper", None, None, &error.to_string());
-            }
-        }
+            Ok(false) => return,
+            Err(error) => error.to_string(),
+        };
+        drop(state);
+        self.service.event_log.note("supervisor", None, None, &note);
     }
 
-    fn hear_keeper(&self) {
-        let mut state = self.lock();
+    fn receive_from_supervisor(&self) {
+        let mut state = self.service.begin();
         let mut buffer = Vec::new();
-        let Some(link) = state.link() else { return };
-        let heard = hear(link, &mut buffer, |message, _| matches!(message, Message::Stop));
-        match heard {
+        let Some(link) = state.supervisor_link() else { return };
+        match receive(link, &mut buffer, |message, _| matches!(message, Message::Stop)) {
             Ok(Some(true)) => {
-                self.stopping.store(true, Ordering::Release);
-                crate::named::directory::clear(&self.config);
-                // The others sleep for a second at most; nobody needs them.
+                self.is_stopping.store(true, Ordering::Release);
+                object_directory::clear(&self.service.config);
+                // The other threads may sleep for a second; nothing is left for them to do.
                 std::process::exit(0);
             }
             Ok(Some(false)) => {
-                let _ = self.arm(link, KEEPER, false);
+                let _ = self.arm(link, SUPERVISOR, false);
             }
             // It died: the next tick starts another.
-            Ok(None) | Err(_) => state.lose_keeper(),
+            Ok(None) | Err(_) => state.lose_supervisor(),
         }
     }
 
     fn accept(&self, number: u64) {
         let index = usize::try_from(number - LISTENERS).unwrap_or(usize::MAX);
         let Some(listener) = self.listeners.get(index) else { return };
-        for _ in 0..GO {
+        for _ in 0..MAX_ACCEPTED {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(&listener.socket, flags) {
-                Ok(socket) => self.welcome(socket, listener),
+                Ok(socket) => self.connect(socket, listener),
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {
-                    // Whoever waits has to wait until somebody leaves.
+                    // Clients in the queue have to wait until others disconnect.
                     std::thread::sleep(Duration::from_millis(20));
                     break;
                 }
@@ -232,60 +202,57 @@ impl Server {
         let _ = self.arm(listener.socket.as_fd(), number, false);
     }
 
-    fn welcome(&self, socket: OwnedFd, listener: &Listener) {
+    fn connect(&self, socket: OwnedFd, listener: &Listener) {
         let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
         let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_pid());
-        let realm = listener.tenant.clone().map_or(Realm::User(uid), Realm::Tenant);
-        let mut state = self.lock();
-        let of_realm = state.connections.values().filter(|other| other.peer.realm == realm).count();
-        if of_realm >= self.config.connections || !state.may_have_descriptor(&realm) {
+        let domain = listener.domain.clone().map_or(TrustDomain::User(uid), TrustDomain::Named);
+        let mut state = self.service.begin();
+        if state.clients().count_of(&domain) >= self.service.config.connections
+            || !state.may_have_descriptor(&domain)
+        {
             drop(state);
-            // Closing tells enough.
-            self.audit.note("refuse", Some(&realm), None, "too many connections");
+            // The client learns it when the socket is closed.
+            self.service.event_log.note("refuse", Some(&domain), None, "too many connections");
             return;
         }
-        let (number, connection) = state.connect(socket, ConnectionRecord { realm, uid, pid });
-        self.audit.did(&connection.peer, "connect", None, None);
+        let (number, connection) = state.connect(socket, PeerRecord { domain, uid, pid });
+        self.service.event_log.did(&connection.peer, "connect", None, None);
         if self.arm(connection.socket.as_fd(), number, true).is_err() {
-            state.disconnect(number, self.clock());
+            state.disconnect(number);
         }
     }
 
-    fn serve_one(&self, number: Holder, buffer: &mut [u8]) {
-        let Some(connection) = self.lock().connections.get(&number).cloned() else { return };
-        let keep = self.exchange(number, &connection, buffer);
-        if !keep || self.arm(connection.socket.as_fd(), number, false).is_err() {
-            self.lock().disconnect(number, self.clock());
+    fn serve_client(&self, number: Holder, buffer: &mut [u8]) {
+        let Some(connection) = self.service.begin().clients().get(number) else { return };
+        let is_alive = self.exchange(number, &connection, buffer);
+        if !is_alive || self.arm(connection.socket.as_fd(), number, false).is_err() {
+            self.service.begin().disconnect(number);
         }
     }
 
-    /// Takes one request and answers; whether the client may stay.
+    /// Receives one request and replies; returns whether the client may stay connected.
     fn exchange(&self, number: Holder, connection: &Connection, buffer: &mut [u8]) -> bool {
-        let packet = match packet::receive(connection.socket.as_fd(), buffer, RecvFlags::DONTWAIT) {
-            Ok(packet) if packet.length == 0 => return false,
-            Ok(packet) => packet,
-            Err(Errno::AGAIN | Errno::INTR) => return true,
-            Err(_) => return false,
-        };
+        let packet =
+            match scm::receive(connection.socket.as_fd(), buffer, protocol::MAX_FDS, RecvFlags::DONTWAIT) {
+                Ok(packet) if packet.length == 0 => return false,
+                Ok(packet) => packet,
+                Err(Errno::AGAIN | Errno::INTR) => return true,
+                Err(_) => return false,
+            };
         let bytes = buffer.get(..packet.length).unwrap_or_default();
-        let (tag, answer) = match decode_request(bytes) {
-            // Descriptors that this process has no room for are the store's trouble.
-            Ok((tag, _)) if packet.cut => (tag, Refusal::Exhausted.into()),
-            Ok((tag, request)) => (tag, answer(self, number, connection, &request, packet.descriptors)),
+        let (tag, response) = match decode_request(bytes) {
+            // This process had no room for the descriptors.
+            Ok((tag, _)) if packet.truncated => (tag, Refusal::Exhausted.into()),
+            Ok((tag, request)) => (tag, handle(&self.service, number, connection, &request, packet.fds)),
             Err(tag) => (tag, Refusal::Malformed.into()),
         };
-        let Answer { reply, memories, report } = answer;
-        let mut descriptors: Vec<BorrowedFd<'_>> = memories.iter().map(|memory| memory.fd.as_fd()).collect();
-        descriptors.extend(report.as_ref().map(AsFd::as_fd));
-        self.send(connection, &reply.encode(tag), &descriptors).is_ok()
+        let Response { reply, files, attachment } = response;
+        let mut descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.fd.as_fd()).collect();
+        descriptors.extend(attachment.as_ref().map(AsFd::as_fd));
+        send(connection, &reply.encode(tag), &descriptors).is_ok()
     }
+}
 
-    fn send(
-        &self,
-        connection: &Connection,
-        bytes: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> rustix::io::Result<()> {
-        packet::send(connection.socket.as_fd(), bytes, descriptors, SendFlags::DONTWAIT)
-    }
+fn send(connection: &Connection, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    scm::send(connection.socket.as_fd(), &[IoSlice::new(bytes)], descriptors, SendFlags::DONTWAIT).map(drop)
 }

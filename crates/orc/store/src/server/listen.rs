@@ -1,4 +1,4 @@
-//! The sockets' places in the file system.
+//! Listening sockets, and the locks that keep a second store from the same directory.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -10,40 +10,43 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// A listening socket.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub(crate) struct ListeningSocket {
     pub(crate) socket: OwnedFd,
-    /// The lock that says that there is a store: whoever has this descriptor has it.
+    /// The lock that says that the socket has a store. It lasts as long as this descriptor is open in any process.
     pub(crate) lock: OwnedFd,
-    pub(crate) guard: Guard,
+    pub(crate) name: SocketName,
 }
 
-/// Takes the socket's name away.
+/// The name of a socket, which is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct SocketName {
     path: PathBuf,
 }
 
-impl Drop for Guard {
+impl Drop for SocketName {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Listens at `path`, where anybody may connect who can reach it; folders that are missing are made. `furnish` puts into the folder
-/// what has to be there before anybody can connect.
+/// Listens at `path`, and lets every user connect who can reach it. Creates missing directories. `before` puts files into the
+/// directory that clients need, before they can connect.
 ///
 /// # Errors
-/// `AddrInUse` where another store listens there; those of bind(2) and of `furnish`.
-pub(crate) fn listen(path: &Path, furnish: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Listening> {
-    let say = |what: &str, error: io::Error| {
-        io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
+/// `AddrInUse` if another store listens there; those of bind(2) and of `before`.
+pub(crate) fn listen(
+    path: &Path,
+    before: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<ListeningSocket> {
+    let failed = |what: &str, error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot {what} {}: {error}", path.display()))
     };
-    if let Some(folder) = path.parent() {
+    if let Some(directory) = path.parent() {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
-            .create(folder)
-            .map_err(|error| say("make the folder of", error))?;
+            .create(directory)
+            .map_err(|error| failed("create the directory of", error))?;
     }
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
@@ -53,23 +56,26 @@ pub(crate) fn listen(path: &Path, furnish: impl FnOnce(&Path) -> io::Result<()>)
         .write(true)
         .mode(0o600)
         .open(&beside)
-        .map_err(|error| say("make the lock of", error))?;
+        .map_err(|error| failed("create the lock of", error))?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let error = io::Error::new(io::ErrorKind::AddrInUse, "another store listens there");
-            return Err(say("listen at", error));
+            let error = io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another store listens there; stop it, or use another directory",
+            );
+            return Err(failed("listen at", error));
         }
-        Err(TryLockError::Error(error)) => return Err(say("lock", error)),
+        Err(TryLockError::Error(error)) => return Err(failed("lock", error)),
     }
-    path.parent().map_or(Ok(()), furnish)?;
-    // What a store left that was killed together with its keeper.
+    path.parent().map_or(Ok(()), before)?;
+    // A store that was killed together with its supervisor has left its socket.
     let left = fs::symlink_metadata(path).is_ok_and(|found| {
         use std::os::unix::fs::FileTypeExt as _;
         found.file_type().is_socket()
     });
     if left {
-        fs::remove_file(path).map_err(|error| say("remove the stale socket", error))?;
+        fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))?;
     }
     let bind = || -> rustix::io::Result<OwnedFd> {
         let address = SocketAddrUnix::new(path)?;
@@ -78,12 +84,12 @@ pub(crate) fn listen(path: &Path, furnish: impl FnOnce(&Path) -> io::Result<()>)
         rustix::net::bind(&socket, &address)?;
         Ok(socket)
     };
-    let refused = |errno: rustix::io::Errno| say("listen at", errno.into());
+    let refused = |errno: rustix::io::Errno| failed("listen at", errno.into());
     let socket = bind().map_err(refused)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))
-        .map_err(|error| say("open to everybody", error))?;
+        .map_err(|error| failed("set the mode of", error))?;
     rustix::net::listen(&socket, 4096).map_err(refused)?;
-    Ok(Listening { socket, lock: lock.into(), guard: Guard { path: path.to_owned() } })
+    Ok(ListeningSocket { socket, lock: lock.into(), name: SocketName { path: path.to_owned() } })
 }
 
 #[cfg(test)]
@@ -91,49 +97,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_store_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("deep/er/socket");
-        let first = listen(&path, nothing).unwrap();
-        assert_eq!(listen(&path, nothing).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        // The lock outlives the one who made it where somebody else was given it.
-        let Listening { lock, .. } = first;
-        assert_eq!(listen(&path, nothing).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    fn one_store_listens_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep/er/socket");
+        let first = listen(&path, no_files).unwrap();
+        assert_eq!(listen(&path, no_files).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        // The lock lasts as long as any process has it.
+        let ListeningSocket { lock, .. } = first;
+        assert_eq!(listen(&path, no_files).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(lock);
-        listen(&path, nothing).unwrap();
+        listen(&path, no_files).unwrap();
     }
 
     #[test]
-    fn what_belongs_beside_the_socket_is_there_before_anybody_can_connect() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        let furnish = |beside: &Path| {
+    fn files_beside_the_socket_are_there_before_clients_can_connect() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let before = |beside: &Path| {
             let refused = std::os::unix::net::UnixStream::connect(&path).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::NotFound);
-            fs::write(beside.join("furniture"), "")
+            fs::write(beside.join("file"), "")
         };
-        let _listening = listen(&path, furnish).unwrap();
-        assert!(folder.path().join("furniture").exists());
-        let other = folder.path().join("other");
+        let _listening = listen(&path, before).unwrap();
+        assert!(directory.path().join("file").exists());
+        let other = directory.path().join("other");
         let failed = listen(&other, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
         assert!(failed.kind() == io::ErrorKind::StorageFull && !other.exists());
     }
 
-    fn nothing(_: &Path) -> io::Result<()> {
+    fn no_files(_: &Path) -> io::Result<()> {
         Ok(())
     }
 
     #[test]
-    fn what_was_left_over_is_replaced_and_files_are_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+    fn a_stale_socket_is_replaced_and_a_file_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        drop(listen(&path, nothing).unwrap());
+        drop(listen(&path, no_files).unwrap());
         assert!(!path.exists());
         fs::write(&path, "precious").unwrap();
-        assert!(listen(&path, nothing).is_err());
+        assert!(listen(&path, no_files).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"precious");
-        let long = folder.path().join("x".repeat(200));
-        assert!(listen(&long, nothing).unwrap_err().to_string().contains("listen at"));
+        let long = directory.path().join("x".repeat(200));
+        assert!(listen(&long, no_files).unwrap_err().to_string().contains("cannot listen at"));
     }
 }

@@ -1,48 +1,62 @@
-//! What the store has its keeper keep, and how it finds its way in it again.
+//! The records that the supervisor stores for the server, and that the next server restores its state from.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::trust_domain::Realm;
+use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
 
-/// Keys, in the order in which their records come back: each kind needs only those before it.
+/// Keys of records. They are restored in this order, in which each kind needs only those before it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Key {
-    /// The configuration, as [`Config`](super::Config) in JSON.
+    /// The configuration, as [`Config`](crate::Config) in JSON.
     Config,
-    /// A listening socket; the value is the tenant's name, if it is a tenant's.
+    /// A listening socket; the value is the name of its trust domain, if it has one.
     Listener(u32),
     /// The lock that says that the socket of this number has a store; no value.
     Lock(u32),
-    /// A memory file; no value.
-    Memory(u64),
+    /// A backing file; the value is its path, if it has one.
+    BackingFile(u64),
     /// An object: [`ObjectRecord`].
-    Object(Realm, ObjectId),
-    /// A connection: [`ConnectionRecord`].
+    Object(TrustDomain, ObjectId),
+    /// A connection: [`PeerRecord`].
     Connection(u64),
-    /// How many holds a connection has on an object of this realm.
-    Hold(u64, Realm, ObjectId),
-    /// A realm's book of places; no value.
-    Book(Realm),
+    /// How many holds a connection has on an object of this trust domain.
+    Hold(u64, TrustDomain, ObjectId),
+    /// The placement table of a trust domain; no value.
+    PlacementTable(TrustDomain),
 }
 
-/// Where an object is.
+/// An object's place in its backing file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ObjectRecord {
-    pub(crate) memory: u64,
+    pub(crate) file: u64,
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    /// What it counts in the quota.
+    /// Bytes that it takes of the quota.
     pub(crate) bytes: u64,
     pub(crate) executable: bool,
 }
 
-/// Who is at the other end.
+/// The process that connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ConnectionRecord {
-    pub(crate) realm: Realm,
+pub(crate) struct PeerRecord {
+    pub(crate) domain: TrustDomain,
     pub(crate) uid: u32,
     pub(crate) pid: i32,
+}
+
+/// Encodes the path of a backing file, which may have none.
+pub(crate) fn encode_path(path: Option<&Path>) -> Vec<u8> {
+    path.map(|path| path.as_os_str().as_bytes().to_vec()).unwrap_or_default()
+}
+
+/// Decodes the path of a backing file.
+pub(crate) fn decode_path(bytes: Vec<u8>) -> Option<PathBuf> {
+    (!bytes.is_empty()).then(|| PathBuf::from(OsString::from_vec(bytes)))
 }
 
 #[cfg(test)]
@@ -56,11 +70,11 @@ mod tests {
             Key::Config,
             Key::Listener(u32::MAX),
             Key::Lock(u32::MAX),
-            Key::Memory(u64::MAX),
-            Key::Object(Realm::Tenant("z".into()), id),
+            Key::BackingFile(u64::MAX),
+            Key::Object(TrustDomain::Named("z".into()), id),
             Key::Connection(u64::MAX),
-            Key::Hold(u64::MAX, Realm::Public, id),
-            Key::Book(Realm::Public),
+            Key::Hold(u64::MAX, TrustDomain::Public, id),
+            Key::PlacementTable(TrustDomain::Public),
         ];
         let encoded: Vec<_> = keys.iter().map(|key| postcard::to_stdvec(key).unwrap()).collect();
         assert!(encoded.is_sorted());

@@ -48,8 +48,8 @@ fn create_semaphores(set: &SemaphoreSet) -> Result<()> {
     check(unsafe { libc::semctl(object.id, 0, libc::SETALL, values.as_mut_ptr()) }, "cannot set its values")?;
     // SAFETY: `semid_ds` has only integer fields, for which zero is valid.
     let mut attributes: libc::semid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: IPC_STAT writes one `semid_ds`, which `attributes` is.
     check(
+        // SAFETY: IPC_STAT writes one `semid_ds`, which `attributes` is.
         unsafe { libc::semctl(object.id, 0, libc::IPC_STAT, &raw mut attributes) },
         "cannot read its attributes",
     )?;
@@ -65,8 +65,8 @@ fn create_queue(queue: &MessageQueue) -> Result<()> {
     with_id(object, "msg", |flags| unsafe { libc::msgget(object.key, flags) })?;
     // SAFETY: `msqid_ds` has only integer fields, for which zero is valid.
     let mut attributes: libc::msqid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: IPC_STAT writes one `msqid_ds`, which `attributes` is.
     check(
+        // SAFETY: IPC_STAT writes one `msqid_ds`, which `attributes` is.
         unsafe { libc::msgctl(object.id, libc::IPC_STAT, &raw mut attributes) },
         "cannot read its attributes",
     )?;

@@ -243,7 +243,7 @@ fn pages(
 
 /// Makes sure that pages which the images will have can be read.
 fn check(kernel: &Kernel, range: &PageRange) -> Result<()> {
-    for offset in (0..range.length).step_by(PAGE as usize) {
+    for offset in (0..range.length).step_by(4096) {
         match range.source {
             PageSource::Physical(address) => kernel.memory().read(address + offset, &mut [0])?,
             PageSource::Kernel(address) => kernel.read(address + offset, &mut [0])?,

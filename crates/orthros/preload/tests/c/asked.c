@@ -1,6 +1,6 @@
 /* Waits in a system call until the test lets the thread go on as a rescue would, and says what came of it. */
 #include <errno.h>
-#include <orthros.h>
+#include <orrery/failover.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -10,7 +10,7 @@ static long asked_for;
 static char buffer[8];
 
 /* Settles a read: it gives what it likes, after having used the vector registers. */
-static long settle(const struct orthros_call *call) {
+static long settle(const struct orrery_failover_call *call) {
     volatile double busy = 0;
     for (int i = 0; i < 100; i++)
         busy += i / 3.0;
@@ -23,9 +23,10 @@ static long settle(const struct orthros_call *call) {
 
 int main(void) {
     int ends[2];
-    if (pipe(ends) || orthros_handle(SYS_read, settle) || orthros_answer(SYS_pause, -ECANCELED))
+    if (pipe(ends) || orrery_failover_set_handler(SYS_read, settle) ||
+        orrery_failover_set_result(SYS_pause, -ECANCELED))
         return 1;
-    if (orthros_answer(-1, ORTHROS_AGAIN) != -1 || errno != EINVAL)
+    if (orrery_failover_set_result(-1, ORRERY_FAILOVER_RETRY) != -1 || errno != EINVAL)
         return 2;
     printf("ready\n");
     fflush(stdout);

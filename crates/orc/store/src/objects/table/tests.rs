@@ -1,4 +1,4 @@
-//! The book against a model that keeps nothing but lists.
+//! The table against a model that has lists only.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Insert { realm: u8, id: u8, bytes: u64 },
+    Insert { domain: u8, id: u8, bytes: u64 },
     Find { holder: u8, id: u8 },
     Release { holder: u8, id: u8 },
     Leave { holder: u8 },
@@ -16,7 +16,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let (holder, id) = (0_u8..4, 0_u8..6);
     prop_oneof![
-        (0_u8..3, id.clone(), 1_u64..60).prop_map(|(realm, id, bytes)| Step::Insert { realm, id, bytes }),
+        (0_u8..3, id.clone(), 1_u64..60).prop_map(|(domain, id, bytes)| Step::Insert { domain, id, bytes }),
         (holder.clone(), id.clone()).prop_map(|(holder, id)| Step::Find { holder, id }),
         (holder.clone(), id).prop_map(|(holder, id)| Step::Release { holder, id }),
         holder.prop_map(|holder| Step::Leave { holder }),
@@ -27,60 +27,60 @@ fn step() -> impl Strategy<Value = Step> {
 const LIMITS: Limits = Limits { bytes: 100, objects: 4 };
 
 /// Holders 0 and 1 are of user 1, 2 and 3 of user 2; number 0 is what is public.
-fn realm(number: u8) -> Realm {
-    if number == 0 { Realm::Public } else { Realm::User(number.into()) }
+fn domain(number: u8) -> TrustDomain {
+    if number == 0 { TrustDomain::Public } else { TrustDomain::User(number.into()) }
 }
 
-fn realm_of(holder: u8) -> Realm {
-    realm(1 + holder / 2)
+fn realm_of(holder: u8) -> TrustDomain {
+    domain(1 + holder / 2)
 }
 
 fn name(id: u8) -> ObjectId {
     ObjectId([id; 32])
 }
 
-/// What there should be: (realm, id, bytes, idle since), and one (holder, realm, id) for each hold.
+/// What there should be: (trust domain, id, bytes, idle since), and one (holder, trust domain, id) for each hold.
 #[derive(Default)]
 struct Model {
-    objects: Vec<(Realm, u8, u64, u64)>,
-    holds: Vec<(u8, Realm, u8)>,
+    objects: Vec<(TrustDomain, u8, u64, u64)>,
+    holds: Vec<(u8, TrustDomain, u8)>,
 }
 
 impl Model {
-    fn held(&self, realm: &Realm, id: u8) -> bool {
-        self.holds.iter().any(|(_, r, i)| r == realm && *i == id)
+    fn held(&self, domain: &TrustDomain, id: u8) -> bool {
+        self.holds.iter().any(|(_, r, i)| r == domain && *i == id)
     }
 
-    fn has(&self, realm: &Realm, id: u8) -> bool {
-        self.objects.iter().any(|(r, i, _, _)| r == realm && *i == id)
+    fn has(&self, domain: &TrustDomain, id: u8) -> bool {
+        self.objects.iter().any(|(r, i, _, _)| r == domain && *i == id)
     }
 
-    fn insert(&mut self, realm: &Realm, id: u8, bytes: u64, now: u64) -> bool {
-        if self.has(realm, id) {
+    fn insert(&mut self, domain: &TrustDomain, id: u8, bytes: u64, now: u64) -> bool {
+        if self.has(domain, id) {
             return true;
         }
         let kept = self.objects.clone();
         loop {
-            let of_realm = self.objects.iter().filter(|(r, ..)| r == realm);
+            let of_domain = self.objects.iter().filter(|(r, ..)| r == domain);
             let (count, sum) =
-                of_realm.fold((0, 0), |(count, sum), (_, _, bytes, _)| (count + 1, sum + bytes));
+                of_domain.fold((0, 0), |(count, sum), (_, _, bytes, _)| (count + 1, sum + bytes));
             if sum + bytes <= LIMITS.bytes && count < LIMITS.objects {
-                self.objects.push((realm.clone(), id, bytes, now));
+                self.objects.push((domain.clone(), id, bytes, now));
                 return true;
             }
-            let idle = self.objects.iter().filter(|(r, i, ..)| r == realm && !self.held(r, *i));
+            let idle = self.objects.iter().filter(|(r, i, ..)| r == domain && !self.held(r, *i));
             let Some(oldest) = idle.map(|(_, i, _, since)| (*since, *i)).min() else {
                 self.objects = kept;
                 return false;
             };
-            self.objects.retain(|(r, i, ..)| r != realm || *i != oldest.1);
+            self.objects.retain(|(r, i, ..)| r != domain || *i != oldest.1);
         }
     }
 
-    fn touch(&mut self, realm: &Realm, id: u8, now: u64) {
-        if !self.held(realm, id) {
+    fn touch(&mut self, domain: &TrustDomain, id: u8, now: u64) {
+        if !self.held(domain, id) {
             for object in &mut self.objects {
-                if object.0 == *realm && object.1 == id {
+                if object.0 == *domain && object.1 == id {
                     object.3 = now;
                 }
             }
@@ -96,39 +96,39 @@ proptest! {
         let mut table = Table::new(LIMITS, |_| false);
         let mut model = Model::default();
         // What the keeper would know from the changes alone.
-        let mut told: HashMap<(Holder, Realm, ObjectId), u64> = HashMap::new();
+        let mut told: HashMap<(Holder, TrustDomain, ObjectId), u64> = HashMap::new();
         for (now, step) in (10_u64..).zip(steps) {
             match step {
-                Step::Insert { realm: number, id, bytes } => {
-                    let realm = realm(number);
-                    let fits = table.insert(&realm, name(id), (), bytes, false, now).is_ok();
-                    prop_assert_eq!(fits, model.insert(&realm, id, bytes, now));
+                Step::Insert { domain: number, id, bytes } => {
+                    let domain = domain(number);
+                    let fits = table.insert(&domain, name(id), (), bytes, false, now).is_ok();
+                    prop_assert_eq!(fits, model.insert(&domain, id, bytes, now));
                 }
                 Step::Find { holder, id } => {
                     let own = realm_of(holder);
-                    let found = table.find(holder.into(), &own, name(id)).map(|(place, _)| place);
-                    let wanted = [own, Realm::Public].into_iter().find(|realm| model.has(realm, id));
+                    let found = table.hand_out(holder.into(), &own, name(id)).map(|(place, _)| place);
+                    let wanted = [own, TrustDomain::Public].into_iter().find(|domain| model.has(domain, id));
                     prop_assert_eq!(&found, &wanted);
-                    model.holds.extend(wanted.map(|realm| (holder, realm, id)));
+                    model.holds.extend(wanted.map(|domain| (holder, domain, id)));
                 }
                 Step::Release { holder, id } => {
                     let own = realm_of(holder);
                     let released = table.release(holder.into(), &own, name(id), now);
-                    let place = [own, Realm::Public]
+                    let place = [own, TrustDomain::Public]
                         .into_iter()
-                        .find_map(|realm| model.holds.iter().position(|hold| *hold == (holder, realm.clone(), id)));
+                        .find_map(|domain| model.holds.iter().position(|hold| *hold == (holder, domain.clone(), id)));
                     prop_assert_eq!(released, place.is_some());
                     if let Some(place) = place {
-                        let (_, realm, id) = model.holds.remove(place);
-                        model.touch(&realm, id, now);
+                        let (_, domain, id) = model.holds.remove(place);
+                        model.touch(&domain, id, now);
                     }
                 }
                 Step::Leave { holder } => {
-                    table.leave(holder.into(), now);
+                    table.remove_holder(holder.into(), now);
                     let (gone, stay): (Vec<_>, Vec<_>) = model.holds.drain(..).partition(|(h, ..)| *h == holder);
                     model.holds = stay;
-                    for (_, realm, id) in gone {
-                        model.touch(&realm, id, now);
+                    for (_, domain, id) in gone {
+                        model.touch(&domain, id, now);
                     }
                 }
                 Step::Expire { keep } => {
@@ -141,18 +141,18 @@ proptest! {
             }
             for change in table.take_changes() {
                 match change {
-                    Change::Held(holder, realm, id, 0) => drop(told.remove(&(holder, realm, id))),
-                    Change::Held(holder, realm, id, holds) => drop(told.insert((holder, realm, id), holds)),
-                    Change::Evicted(realm, id) => {
-                        prop_assert!(table.of(&realm, id).is_none());
-                        prop_assert!(!told.keys().any(|(_, r, i)| *r == realm && *i == id), "evicted while held");
+                    Change::Held(holder, domain, id, 0) => drop(told.remove(&(holder, domain, id))),
+                    Change::Held(holder, domain, id, holds) => drop(told.insert((holder, domain, id), holds)),
+                    Change::Evicted(domain, id) => {
+                        prop_assert!(table.get(&domain, id).is_none());
+                        prop_assert!(!told.keys().any(|(_, r, i)| *r == domain && *i == id), "evicted while held");
                     }
                 }
             }
             let mut seen: Vec<_> = table
-                .realms()
-                .flat_map(|(realm, objects)| {
-                    objects.iter().map(|(id, entry)| (realm.clone(), id.0[0], entry.bytes, entry.holders > 0))
+                .trust_domains()
+                .flat_map(|(domain, objects)| {
+                    objects.iter().map(|(id, entry)| (domain.clone(), id.0[0], entry.bytes, entry.holders > 0))
                 })
                 .collect();
             let mut wanted: Vec<_> =
@@ -160,9 +160,9 @@ proptest! {
             seen.sort();
             wanted.sort();
             prop_assert_eq!(seen, wanted);
-            let mut counted: HashMap<(Holder, Realm, ObjectId), u64> = HashMap::new();
-            for (holder, realm, id) in &model.holds {
-                *counted.entry(((*holder).into(), realm.clone(), name(*id))).or_insert(0) += 1;
+            let mut counted: HashMap<(Holder, TrustDomain, ObjectId), u64> = HashMap::new();
+            for (holder, domain, id) in &model.holds {
+                *counted.entry(((*holder).into(), domain.clone(), name(*id))).or_insert(0) += 1;
             }
             prop_assert_eq!(&told, &counted);
         }

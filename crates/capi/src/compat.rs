@@ -1,0 +1,3 @@
+//! `orrery/compat/`: the interfaces of others, made of the crates beneath.
+
+pub mod orbit_userlib;

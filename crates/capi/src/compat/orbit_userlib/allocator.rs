@@ -1,0 +1,289 @@
+//! Allocators: of a pool, by the area's own allocator; of any memory, one part behind the other.
+//!
+//! Parts of a pool have a head with their size, since C gives none when it frees.
+
+use core::alloc::Layout;
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::NonNull;
+
+use orrery_orbit::{Area, AreaError};
+
+use super::{Allocator, Functions, Pool, fail};
+
+static FUNCTIONS: Functions = Functions {
+    alloc: allocate,
+    free: orrery_authors_free,
+    realloc: orrery_authors_realloc,
+    destroy: orrery_authors_allocator_destroy,
+};
+
+/// What parts are aligned to.
+const ALIGN: usize = 16;
+
+/// In front of each part that has one.
+#[repr(C, align(16))]
+struct Head {
+    size: usize,
+    magic: usize,
+}
+
+const MAGIC: usize = 0x0b17_a10c_0b17_a10c;
+const FREED: usize = 0x0b17_dead_0b17_dead;
+
+/// `orbit_allocator_create`.
+///
+/// # Safety
+/// The memory and `*allocated` are the allocator's as long as it lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_authors_allocator_create(
+    start: *mut c_void,
+    length: usize,
+    allocated: *mut usize,
+    use_meta: bool,
+) -> *mut Allocator {
+    if allocated.is_null() || start.is_null() {
+        fail(libc::EINVAL, "an allocator needs memory, and a place to tell how much is in use");
+        return core::ptr::null_mut();
+    }
+    new(start, length, allocated, use_meta, core::ptr::null_mut())
+}
+
+/// `orbit_allocator_from_pool`.
+///
+/// # Safety
+/// The pool was made by `orbit_pool_create` and stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_authors_allocator_from_pool(
+    pool: *mut Pool,
+    use_meta: bool,
+) -> *mut Allocator {
+    // SAFETY: the caller's promise.
+    let Some(known) = (unsafe { pool.as_mut() }) else {
+        fail(libc::EINVAL, "an allocator of no pool");
+        return core::ptr::null_mut();
+    };
+    new(known.start, known.length, &raw mut known.used, use_meta, pool)
+}
+
+fn new(
+    start: *mut c_void,
+    length: usize,
+    allocated: *mut usize,
+    use_meta: bool,
+    pool: *mut Pool,
+) -> *mut Allocator {
+    // SAFETY: as much memory as an allocator takes; it is the C library's, as all that C code sees.
+    unsafe {
+        let place = libc::malloc(size_of::<Allocator>()).cast::<Allocator>();
+        if place.is_null() {
+            fail(libc::ENOMEM, "no memory for an allocator");
+        } else {
+            place.write(Allocator {
+                start,
+                length,
+                allocated,
+                lock: 0,
+                use_meta,
+                functions: &raw const FUNCTIONS,
+                pool,
+            });
+            libc::pthread_spin_init(&raw mut (*place).lock, libc::PTHREAD_PROCESS_PRIVATE);
+        }
+        place
+    }
+}
+
+/// `orbit_allocator_destroy`.
+///
+/// # Safety
+/// The allocator was made here and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_authors_allocator_destroy(allocator: *mut Allocator) {
+    if !allocator.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            libc::pthread_spin_destroy(&raw mut (*allocator).lock);
+            libc::free(allocator.cast());
+        }
+    }
+}
+
+/// `__orbit_alloc`.
+///
+/// # Safety
+/// The allocator lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_authors_alloc(
+    allocator: *mut Allocator,
+    size: usize,
+    file: *const c_char,
+    line: c_int,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let part = unsafe { allocate(allocator, size) };
+    if part.is_null() {
+        let file = if file.is_null() {
+            std::borrow::Cow::Borrowed("?")
+        } else {
+            // SAFETY: the header passes __FILE__.
+            unsafe { core::ffi::CStr::from_ptr(file) }.to_string_lossy()
+        };
+        // What the authors' library does, and what programs that never look at the result rely on.
+        eprintln!("orbit_alloc at {file}:{line}: no room for {size} bytes in the pool at {allocator:?}");
+        std::process::abort();
+    }
+    part
+}
+
+/// Gives out a part; null where there is no room.
+unsafe extern "C" fn allocate(allocator: *mut Allocator, size: usize) -> *mut c_void {
+    // SAFETY: the callers of our functions promise that the allocator lives.
+    let allocator = unsafe { &mut *allocator };
+    match allocator.area() {
+        Some(area) => match with_head(size).map(|layout| area.allocate(layout)) {
+            Some(Ok(block)) => {
+                // SAFETY: the block has room for a head and `size` bytes.
+                let part = unsafe {
+                    block.cast::<Head>().write(Head { size, magic: MAGIC });
+                    block.add(size_of::<Head>())
+                };
+                allocator.tell(area.used());
+                part.as_ptr().cast()
+            }
+            // A pool that was used as raw memory before, or in an orbit.
+            Some(Err(AreaError::Use { .. } | AreaError::InOrbit { .. })) => allocator.next(size),
+            _ => core::ptr::null_mut(),
+        },
+        None => allocator.next(size),
+    }
+}
+
+fn with_head(size: usize) -> Option<Layout> {
+    Layout::from_size_align(size.checked_add(size_of::<Head>())?, ALIGN).ok()
+}
+
+impl Allocator {
+    /// The area whose allocator is used.
+    fn area(&self) -> Option<&Area> {
+        // SAFETY: null, or a pool that stays.
+        unsafe { self.pool.as_ref() }?.backing()?.area.as_ref()
+    }
+
+    /// Whether the part lies in the area's heap and so has a head.
+    fn head_of(&self, part: *mut c_void) -> Option<(&Area, *mut Head)> {
+        let area = self.area()?;
+        let head = part.cast::<Head>().wrapping_sub(1);
+        if !area.contains(head) || !part.addr().is_multiple_of(ALIGN) {
+            return None;
+        }
+        // SAFETY: memory of the area, aligned.
+        (unsafe { head.read() }.magic == MAGIC).then_some((area, head))
+    }
+
+    fn tell(&mut self, used: usize) {
+        // SAFETY: null, or a pool that stays.
+        match unsafe { self.pool.as_mut() } {
+            Some(pool) => pool.set_used(used.min(pool.length)),
+            // SAFETY: given by the allocator's maker, for this.
+            None => unsafe { *self.allocated = used },
+        }
+    }
+
+    /// The next part of linear memory.
+    fn next(&mut self, size: usize) -> *mut c_void {
+        let lock = &raw mut self.lock;
+        // SAFETY: our own lock.
+        unsafe { libc::pthread_spin_lock(lock) };
+        // SAFETY: given by the allocator's maker, for this.
+        let used = unsafe { *self.allocated };
+        let head = if self.use_meta { size_of::<Head>() } else { 0 };
+        let base = self.start.addr();
+        let place = base.checked_add(used).and_then(|at| (at + head).checked_next_multiple_of(ALIGN));
+        let end = place.and_then(|place| place.checked_add(size)).filter(|end| end - base <= self.length);
+        let part = match (place, end) {
+            (Some(place), Some(end)) => {
+                let part = self.start.wrapping_byte_add(place - base);
+                if self.use_meta {
+                    // SAFETY: there is room for a head in front of the part.
+                    unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
+                }
+                self.tell(end - base);
+                part
+            }
+            _ => core::ptr::null_mut(),
+        };
+        // SAFETY: locked above.
+        unsafe { libc::pthread_spin_unlock(lock) };
+        part
+    }
+
+    /// The size of a part of linear memory, as far as it is known.
+    fn size_of_linear(&self, part: *mut c_void) -> usize {
+        // SAFETY: given by the allocator's maker.
+        let end = self.start.addr() + unsafe { *self.allocated };
+        let most = end.saturating_sub(part.addr());
+        if !self.use_meta {
+            return most;
+        }
+        // SAFETY: with use_meta each part has a head.
+        let head = unsafe { part.cast::<Head>().sub(1).read() };
+        if head.magic == MAGIC { head.size.min(most) } else { most }
+    }
+}
+
+/// `orbit_free`.
+///
+/// # Safety
+/// The allocator lives; the part came from it and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_authors_free(allocator: *mut Allocator, part: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let (Some(allocator), false) = (unsafe { allocator.as_mut() }, part.is_null()) else { return };
+    if let Some((area, head)) = allocator.head_of(part) {
+        // SAFETY: the block began with this head and was allocated with this layout.
+        unsafe {
+            let size = (*head).size;
+            if let (Some(layout), Some(block)) = (with_head(size), NonNull::new(head.cast::<u8>())) {
+                (*head).magic = FREED;
+                area.free(block, layout);
+            }
+        }
+    } else if allocator.area().is_none() && allocator.use_meta {
+        let lock = &raw mut allocator.lock;
+        let from_start = part.addr().wrapping_sub(allocator.start.addr());
+        // SAFETY: our own lock; the place of the count was given for this.
+        unsafe {
+            libc::pthread_spin_lock(lock);
+            let size = allocator.size_of_linear(part);
+            if from_start.checked_add(size) == Some(*allocator.allocated) {
+                allocator.tell(from_start.saturating_sub(size_of::<Head>()));
+            }
+            libc::pthread_spin_unlock(lock);
+        }
+    }
+}
+
+/// `orbit_realloc`.
+///
+/// # Safety
+/// As for `orbit_free`, if there is a part.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_authors_realloc(
+    allocator: *mut Allocator,
+    part: *mut c_void,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        let here = c"orbit_realloc".as_ptr();
+        if part.is_null() {
+            return orrery_authors_alloc(allocator, size, here, 0);
+        }
+        let known = &*allocator;
+        let old = known.head_of(part).map_or_else(|| known.size_of_linear(part), |(_, head)| (*head).size);
+        let moved = orrery_authors_alloc(allocator, size, here, 0);
+        core::ptr::copy_nonoverlapping(part.cast::<u8>(), moved.cast::<u8>(), old.min(size));
+        orrery_authors_free(allocator, part);
+        moved
+    }
+}
