@@ -1,6 +1,6 @@
 //! `orrery/error.h`: -1 or a null pointer, an errno, and a text on request.
 //!
-//! Every function of the library reports its failures through [`fail`] or [`fail_with`], so that there is one text with one
+//! Every function of the library reports its failures through `fail` or `fail_with`, so that there is one text with one
 //! lifetime.
 
 mod number;

@@ -136,7 +136,7 @@ fn a_service_has_a_place_on_a_bridge_of_the_hosts() {
     let file = directory.path().join("pair.toml");
     let text = format!(
         "service = ['orrery-orthros-load', 'ballast', '1', '0', '0']\nbridge = '{}'\naddress = '{}'\ngateway = '192.168.77.1'\n\
-         silence = 60\nfolder = '{}'\nappend = 'orrery.test=yes'\n[disk]\nimage = '{}'\n",
+         silence = 60\ndirectory = '{}'\nappend = 'orrery.test=yes'\n[disk]\nimage = '{}'\n",
         Lan::BRIDGE,
         Lan::ADDRESS,
         at.display(),

@@ -51,7 +51,7 @@ fn memory_comes_while_the_service_lives_and_who_was_not_accepted_hears_of_it() {
         assert!(whole["text"].as_str().unwrap().contains("MiB"), "{whole}");
         assert_eq!(ask(&mut client, "all"), "76800 of 76800 pages are right");
         if death == "panic" {
-            assert!(summary["remarks"].to_string().contains("1 of them are told"), "{summary}");
+            assert!(summary["remarks"].to_string().contains("1 of them are reset"), "{summary}");
             assert_eq!(waiting.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
         }
         up.expect("renewed");

@@ -33,10 +33,10 @@ impl fmt::Display for Means {
 /// How each bound is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Enforcement {
-    /// [`Limits::memory`].
+    /// [`Limits::memory`](crate::limits::Limits::memory).
     pub memory: Means,
-    /// [`Limits::cpu_percent`].
+    /// [`Limits::cpu_percent`](crate::limits::Limits::cpu_percent).
     pub cpu: Means,
-    /// [`Limits::processes`].
+    /// [`Limits::processes`](crate::limits::Limits::processes).
     pub processes: Means,
 }

@@ -1,14 +1,14 @@
 //! Domains are born here: forked from main through libc, so that everybody's fork handlers run, or cloned from a parked
 //! *spare*.
 //!
-//! **In the child, from fork(2) to the call of the body, only async-signal-safe code runs** (see [`crate::settle`]).
+//! **In the child, from fork(2) to the call of the body, only async-signal-safe code runs** (see [`crate::post_fork`]).
 //!
 //! A program with threads and gigabytes should not fork while it serves. So a domain that may be restarted keeps a
 //! spare: a process forked once, when the domain was made, which does nothing but sleep until main orders an instance.
 //! It clones one with CLONE_PARENT (clone(2)), so that instances are main's own children, with main's memory, files
 //! and directory as of the domain's creation.
 //!
-//! Birth, step by step, over one shared page (the [`SpawnPage`]):
+//! Birth, step by step, over one shared page (the `SpawnPage`):
 //!
 //! 1. The child starts its watcher, then waits for `go`. It cannot end by itself meanwhile, so its number cannot be
 //!    anybody else's when main

@@ -76,7 +76,7 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
 /// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each
 /// context must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so
 /// are those whose system calls are trapped, or withheld as far as making a copy takes them (those of
-/// [`Calls::global`], for instance).
+/// [`Calls::global`](crate::Calls::global), for instance).
 ///
 /// # Errors
 /// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There
@@ -106,7 +106,7 @@ impl Context {
         held(descriptor)?.named_or_adopted(descriptor)
     }
 
-    /// Switches there, with a value and at most [`ROOM`] bytes. Returns when control comes back, whoever returns it.
+    /// Switches there, with a value and at most [`ROOM`](crate::ROOM) bytes. Returns when control comes back, whoever returns it.
     ///
     /// # Errors
     /// [`Error::Gone`] where the context has ended before, [`Error::Died`] where it died meanwhile,

@@ -80,7 +80,7 @@ impl Spec {
     ///
     /// Both then have all names of contexts that either has, with all rights, and what they live by: share it with whom
     /// you trust with these. A copy of the context ([`fork`](crate::fork),
-    /// [`Context::checkpoint`](crate::Context::keep_good)) has a table of its own.
+    /// [`Context::checkpoint`](crate::Context::checkpoint)) has a table of its own.
     #[must_use]
     pub fn share_descriptors(mut self, yes: bool) -> Self {
         self.shares_table = yes;
@@ -93,7 +93,7 @@ impl Spec {
     ///
     /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if
     /// that is the root. A copy of the context ([`fork`](crate::fork),
-    /// [`Context::checkpoint`](crate::Context::keep_good)) has credentials of its own.
+    /// [`Context::checkpoint`](crate::Context::checkpoint)) has credentials of its own.
     #[must_use]
     pub fn share_credentials(mut self, yes: bool) -> Self {
         self.shares_credentials = yes;

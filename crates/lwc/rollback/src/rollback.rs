@@ -136,7 +136,7 @@ impl Rollback {
     /// Runs `closure` on this thread and undoes all that it did to the process, however it ends.
     ///
     /// State is captured when this is called: what the program does between two runs stays. The process must have one
-    /// thread, or the others must be at [`safe_point`]s. What the closure returns or drops goes with its memory:
+    /// thread, or the others must be at [`safe_point`](crate::safe_point)s. What the closure returns or drops goes with its memory:
     /// results leave through a [`KeptBuffer`](crate::KeptBuffer).
     ///
     /// What safe code may not rely on in a closure is in the crate's documentation: [What Rust code must not rely
@@ -149,7 +149,7 @@ impl Rollback {
     /// Afterwards: [`NotUndone`](crate::Error::NotUndone), when memory is as it was but something else is not.
     ///
     /// If memory itself cannot be put back (a mapped file is gone, a thread will not end, memory is used up) there is
-    /// no state to return to: the process says so on standard error and exits with [`EXIT_BROKEN`].
+    /// no state to return to: the process says so on standard error and exits with [`EXIT_BROKEN`](crate::EXIT_BROKEN).
     pub fn run<F: FnOnce()>(&mut self, closure: F) -> Result<Outcome> {
         let mut body = Some(closure);
         let argument = (&raw mut body).cast::<c_void>();

@@ -61,7 +61,7 @@ impl Task<'_> {
         bytemuck::try_pod_read_unaligned(self.arguments).ok()
     }
 
-    /// Returns the arguments as an address, such as main gets from [`expose_provenance`](pointer::expose_provenance);
+    /// Returns the arguments as an address, such as main gets from `expose_provenance`;
     /// `None` if they have another size.
     ///
     /// The pointer is valid in the task if it leads into an area that the call named, or to what main had when the orbit was

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! The **server** answers requests. The **supervisor** holds a copy of each of its descriptors, and starts the server again
-//! when it dies ([`supervisor`]).
+//! when it dies (`supervisor`).
 //!
-//! A request walks one way: [`server::event_loop`] receives and decodes it, [`server::requests`] decides, a
-//! [transaction](state::transaction) changes the [state](state) and sends each change to the supervisor, and the event loop
+//! A request walks one way: `server::event_loop` receives and decodes it, `server::requests` decides, a
+//! transaction changes the state and sends each change to the supervisor, and the event loop
 //! sends the reply.
 
 mod client_file;

@@ -91,7 +91,7 @@ impl Control {
         None
     }
 
-    /// Returns the next report that [`absorb`](Self::absorb) does not store, if one arrives within `timeout`.
+    /// Returns the next report that `absorb` does not store, if one arrives within `timeout`.
     pub fn receive(&mut self, timeout: Duration) -> Option<Report> {
         let deadline = Instant::now() + timeout;
         loop {

@@ -1,7 +1,7 @@
 //! Images of processes that a kernel left behind: read from its memory into a model, and encoded for `criu restore`.
 //!
 //! Data walks one way: [`read_service`] reads the dead kernel into a [`Service`], a plain model, which is complete or an error;
-//! [`encode`] makes the contents of CRIU's image files of it, without any other input; [`write`] puts them into a directory,
+//! [`encode`] makes the contents of CRIU's image files of it, without any other input; [`write()`] puts them into a directory,
 //! with the pages that the dead memory has. What CRIU does not restore is the model's [`RestoreState`], a file beside the images.
 //!
 //! The format of the images is CRIU's. Its messages are generated from the descriptions in `proto/`.

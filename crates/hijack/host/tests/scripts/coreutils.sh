@@ -16,7 +16,7 @@ timeout 0.1 sleep 5; echo $?
 timeout -s KILL 0.1 sh -c 'sleep 5'; echo $?
 env -i X=y env; nice -n 5 nice; nohup true 2> /dev/null; echo $?
 tee one two < n | tail -1; comm one two | wc -l; paste one two | tail -1; join one two | wc -l
-(sleep 0.1; echo late) > grows & tail -n +1 -f --pid=$! grows 2> /dev/null; wait
+: > grows; (sleep 0.1; echo late) > grows & tail -n +1 -f --pid=$! grows 2> /dev/null; wait
 stdbuf -o0 echo unbuffered; echo x | xargs -n1 -P2 echo; find . -type f | LC_ALL=C sort | xargs md5sum
 df . > /dev/null; id -u > /dev/null; uname -s; pwd -P | wc -l; mktemp -u | wc -l
 i=0; while [ $i -lt ${WHOLE:+5}20 ]; do cp n x$i && mv x$i y && rm y; i=$((i + 1)); done; ls; rm -rf ../copy sparse
