@@ -118,7 +118,11 @@ fn start(directory: &Path, options: &[&str]) -> Child {
 }
 
 fn command(directory: &Path, options: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command_by(Path::new(env!("CARGO_BIN_EXE_orrery")), directory, options)
+}
+
+fn command_by(orrery: &Path, directory: &Path, options: &[&str]) -> Command {
+    let mut command = Command::new(orrery);
     command.args(["orc", "serve", "--directory"]).arg(directory).args(options);
     let signal = Some(rustix::process::Signal::TERM);
     let end_with_test = move || Ok(rustix::process::set_parent_process_death_signal(signal)?);

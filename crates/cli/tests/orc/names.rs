@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, TALK, Workshop};
-use crate::unmodified::{PYTHON, Python, code, run};
+use crate::unmodified::{PYTHON, Python, code, run, run_by};
 use crate::{Store, eventually, signal};
 
 /// The directory of the objects of this user's programs, if objects have names here.
@@ -279,7 +279,10 @@ fn libraries_are_loaded_as_often_as_ever() {
 
 /// A program of another user, when its code is an object.
 fn start_as(store: &Store, uid: u32) -> Sleeper {
-    let child = run(store, &["/bin/sleep", "1000"]).uid(uid).gid(uid).stderr(Stdio::null()).spawn().unwrap();
+    let public = orrery_testing::PublicDirectory::new();
+    let orrery = public.copy(env!("CARGO_BIN_EXE_orrery"));
+    let mut command = run_by(&orrery, store, &["/bin/sleep", "1000"]);
+    let child = command.uid(uid).gid(uid).stderr(Stdio::null()).spawn().unwrap();
     let sleeper = Sleeper(child);
     eventually("the exchange", || code(sleeper.0.id(), "sleep").is_some_and(|(_, object)| object));
     sleeper

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use orrery_orc_client::Flags;
 use serde_json::Value;
 
-use crate::unmodified::{Running, code, run};
+use crate::unmodified::{Running, code, run_by};
 use crate::{Store, bytes, eventually};
 
 fn orc(arguments: &[&str]) -> Output {
@@ -94,7 +94,9 @@ fn what_is_shared_is_counted() {
 
 /// A program that waits, when its code is an object.
 fn waiting(store: &Store, program: &Path, arguments: &[&str], uid: u32) -> Running {
-    let mut command = run(store, &[&[program.to_str().unwrap()], arguments].concat());
+    let public = orrery_testing::PublicDirectory::new();
+    let orrery = public.copy(env!("CARGO_BIN_EXE_orrery"));
+    let mut command = run_by(&orrery, store, &[&[program.to_str().unwrap()], arguments].concat());
     command.uid(uid).gid(uid).stderr(Stdio::null());
     let running = Running(command.spawn().unwrap());
     let name = program.file_name().unwrap().to_str().unwrap();

@@ -8,7 +8,12 @@ use std::process::{Child, Command, Stdio};
 use crate::{Store, eventually, signal};
 
 pub(crate) fn run(store: &Store, program: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    run_by(Path::new(env!("CARGO_BIN_EXE_orrery")), store, program)
+}
+
+/// Runs a program by a copy of `orrery`: another user may not enter the checkout.
+pub(crate) fn run_by(orrery: &Path, store: &Store, program: &[&str]) -> Command {
+    let mut command = Command::new(orrery);
     command.args(["orc", "run", "--verbose", "--directory"]).arg(store.path()).arg("--").args(program);
     command.env_remove("ORRERY_ORC").env_remove("LD_AUDIT");
     command
