@@ -114,7 +114,7 @@ impl Bench {
         self.groups.push(group);
     }
 
-    /// Measures everything within the budget, prints the table, writes the records. The exit status tells whether a
+    /// Measures everything within the budget, prints the table, writes the records. The exit status reports whether a
     /// contender failed; what this machine cannot run is printed, but is no failure.
     ///
     /// # Errors

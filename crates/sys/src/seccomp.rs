@@ -519,4 +519,30 @@ mod tests {
             assert_eq!(simulate(&program, NATIVE, number, [0; 6]), expected.value(), "{number}");
         }
     }
+
+    #[test]
+    fn large_filters_jump_further_than_conditional_jumps_reach() {
+        let mut filter = Filter::new(Action::Allow);
+        let refuse = Action::Fail(Errno::PERM);
+        // No two neighbors have equal rules, so each number is a run of its own.
+        for number in 0..600_u32 {
+            if number % 2 == 0 {
+                filter.set(number, Action::Notify);
+            } else {
+                filter.add(number, Condition::Equals { argument: 0, value: number }, refuse);
+            }
+        }
+        let program = filter.program();
+        let unconditional = u16::try_from(BPF_JMP | BPF_JA).unwrap();
+        assert!(program.iter().any(|step| step.code == unconditional), "no long jump was needed");
+        for number in 0..700_u32 {
+            for first in [0, u64::from(number)] {
+                let arguments = [first, 0, 0, 0, 0, 0];
+                let expected = filter.action(number.cast_signed(), &arguments).value();
+                assert_eq!(simulate(&program, NATIVE, number, arguments), expected, "{number} {first}");
+            }
+        }
+        let absent = Action::Fail(Errno::NOSYS).value();
+        assert_eq!(simulate(&program, NATIVE, X32 | 1, [0; 6]), absent);
+    }
 }
