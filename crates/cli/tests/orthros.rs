@@ -286,6 +286,47 @@ fn the_service_survives_a_qemu_that_is_killed_or_stopped() {
 }
 
 #[test]
+fn a_service_that_exits_is_reported_and_restarted_as_asked() {
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    // One that ends at once has never run.
+    let output = orthros().args(["up", "--", "false"]).stdin(Stdio::null()).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("the service exited with status 1"), "{error}");
+    // One that goes into the background runs on; it ends when its last process does.
+    let script = "{ while ! test -e /run/end; do sleep 0.2; done; } & exit 0";
+    let mut up = Up::start(&[], &["sh", "-c", script]);
+    up.expect("help");
+    let exited = up.expect("exited");
+    assert_eq!(exited["text"], "the service exited with status 0, and other processes of it remain");
+    up.say("run touch /run/end");
+    assert_eq!(up.expect("exited")["text"], "the service exited with status 0");
+    up.expect("end");
+    assert_eq!(up.child.wait().unwrap().code(), Some(0));
+    // One that was restored exits like one that was started.
+    let mut up = Up::start(
+        &["--restart", "on-failure"],
+        &["sh", "-c", "while ! test -e /run/end; do sleep 0.2; done; kill -9 $$"],
+    );
+    up.expect("help");
+    up.say("crash");
+    up.expect("survived");
+    up.expect("renewed");
+    up.say("run touch /run/end");
+    assert_eq!(up.expect("exited")["text"], "the service was killed by signal 9");
+    up.expect("restarted");
+    up.expect("renewed");
+    up.say("status");
+    assert!(up.expect("status")["status"]["exit"].is_null());
+    up.say("quit");
+    up.expect("end");
+}
+
+#[test]
 fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     use rustix::process::{Signal, kill_process};
     if let Some(why) = missing(&[("mkfs.ext4", "e2fsprogs")]) {

@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use orrery_orthros_wire::{Report, Request, Step, Summary};
+use orrery_orthros_wire::{Report, Request, ServiceExit, Step, Summary};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -158,10 +158,7 @@ impl Pair {
             incomplete: false,
             full: None,
         };
-        let Report::Ready { pid } = pair.active.expect("the service to run", BOOT)? else {
-            return Err(unexpected_report(&pair.active.machine));
-        };
-        pair.pid = pid;
+        pair.pid = pair.wait_for_service()?;
         pair.arm()?;
         Ok(pair)
     }
@@ -203,6 +200,21 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Waits until the active has started the service, and returns the service's PID there.
+    fn wait_for_service(&mut self) -> Result<i32> {
+        match self.active.expect("the service to run", BOOT) {
+            Ok(Report::Ready { pid }) => Ok(pid),
+            Ok(_) => Err(unexpected_report(&self.active.machine)),
+            Err(error) => match self.active.control.service_exit() {
+                Some(exit) => {
+                    let machine = self.active.machine.name().to_owned();
+                    Err(Error::Guest { machine, why: format!("the service {exit} at once") })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
     /// Which machine is what.
     pub fn status(&mut self) -> Status {
         self.reap_backup();
@@ -215,11 +227,17 @@ impl Pair {
             active: role(&mut self.active.machine),
             backup: self.backup.as_mut().map(|backup| role(&mut backup.machine)),
             service: self.pid,
+            exit: self.active.control.service_exit(),
             failovers: self.failovers,
             lost: self.lost.clone(),
             full: self.full_disk().map(Path::to_owned),
             memory_estimate: self.estimate_memory(),
         }
+    }
+
+    /// Returns how the service's main process has exited, if it has. The machines are still there.
+    pub fn service_exit(&mut self) -> Option<ServiceExit> {
+        self.active.control.service_exit()
     }
 
     /// What it would take to rebuild the service as it is now; nothing where no backup can tell.
@@ -626,6 +644,20 @@ impl Pair {
         }
     }
 
+    /// Starts the service anew, as [`reboot`](Self::reboot) does, with its disk unmounted in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`reboot`](Self::reboot); a disk that cannot be unmounted is found as a crash would have left it.
+    pub fn restart(&mut self) -> Result<()> {
+        self.backup = None;
+        if self.active.control.send(&Request::Stop).is_ok() {
+            // What it says does not matter: the machine is ended in any case.
+            let _ = self.active.expect("the service to end", END);
+        }
+        self.reboot()
+    }
+
     /// What both machines have in common.
     fn shared(&self) -> Shared<'_> {
         let (network, disk) = (self.network.as_ref(), self.disk.as_ref());
@@ -650,10 +682,7 @@ impl Pair {
         }
         self.active = active;
         self.registers.clear();
-        let Report::Ready { pid } = self.active.expect("the service to run", BOOT)? else {
-            return Err(unexpected_report(&self.active.machine));
-        };
-        self.pid = pid;
+        self.pid = self.wait_for_service()?;
         Ok(())
     }
 
