@@ -46,6 +46,7 @@ mod spawn;
 mod state;
 mod supervise;
 mod syscall;
+mod system_files;
 mod thread_pool;
 
 pub use callback::{Decision, Request};

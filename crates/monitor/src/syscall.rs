@@ -11,8 +11,10 @@ use crate::file::{DirectoryEntry, Location, ResolvedFile, is_directory};
 use crate::identity::process_in;
 use crate::log::Event;
 use crate::memory;
+use crate::policy::syscalls::Word;
 use crate::policy::{Refusal, Rights};
 use crate::state::State;
+use crate::system_files::{self, Named};
 use orrery_sys::notify::Notification;
 
 /// A call and who made it.
@@ -115,6 +117,13 @@ impl Syscall<'_> {
             .map_or("unknown", |call| call.name())
     }
 
+    /// Whether the policy has such calls written down.
+    pub(crate) fn is_logged(&self) -> bool {
+        let words = &self.state.policy.calls.words;
+        let call = usize::try_from(self.notification.number).ok().and_then(Sysno::new);
+        !words.is_empty() && call.is_some_and(|call| words.get(&call) == Some(&Word::Log))
+    }
+
     /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be asked
     /// before anything changes.
     pub(crate) fn still_waits(&self) -> Result<(), Errno> {
@@ -151,7 +160,21 @@ impl Syscall<'_> {
                 _ => Rights::STAT,
             };
         }
+        if let Some(named) = system_files::named(&name, &found.stat) {
+            rights = self.without_unnamed(rights, &name, named, system_files::leads_around(&found.stat));
+        }
         (rights | found.granted, name)
+    }
+
+    /// Without rights over a part of the system that no entry names. Rules that let pass what they do not name have no
+    /// entries: only what leads around them is refused then.
+    fn without_unnamed(&self, rights: Rights, name: &[u8], named: Named, leads_around: bool) -> Rights {
+        let policy = &self.state.policy;
+        if policy.learning || policy.rules.is_some() && !leads_around {
+            return rights;
+        }
+        let by_name = policy.trees.rights_by_entries_of(name, named.least);
+        rights - (named.rights - by_name)
     }
 
     /// Refuses unless all of `needed` is allowed for a file.
@@ -221,9 +244,8 @@ impl Syscall<'_> {
                 return false;
             }
             match crate::caller::Status::of(process) {
-                Ok(status) if status.parent == self.state.identity.process => {
-                    return true;
-                }
+                // A process that has been a monitor's own child from elsewhere has no filter.
+                Ok(status) if status.parent == self.state.identity.process => return status.filtered,
                 Ok(status) => process = status.parent,
                 Err(_) => return false,
             }

@@ -26,6 +26,7 @@ pub struct Document {
 struct Sections {
     refusal: Option<Spanned<String>>,
     mediation: Option<Spanned<String>>,
+    capabilities: Option<Spanned<Entries>>,
     files: Option<Spanned<Files>>,
     network: Option<Spanned<Addresses>>,
     calls: Option<Spanned<SystemCalls>>,
@@ -44,6 +45,8 @@ pub enum Section {
     Refusal,
     /// `mediation = ...`
     Mediation,
+    /// `capabilities = ...`
+    Capabilities,
     /// `[files]`
     Files,
     /// `[network]`
@@ -62,8 +65,15 @@ pub enum Section {
 
 impl Section {
     /// What is allowed, everything else being refused.
-    pub const SANDBOX: [Self; 6] =
-        [Self::Refusal, Self::Mediation, Self::Files, Self::Network, Self::Calls, Self::Limits];
+    pub const SANDBOX: [Self; 7] = [
+        Self::Refusal,
+        Self::Mediation,
+        Self::Capabilities,
+        Self::Files,
+        Self::Network,
+        Self::Calls,
+        Self::Limits,
+    ];
 
     /// What becomes of certain calls, all others passing.
     pub const RULES: [Self; 3] = [Self::Rules, Self::Services, Self::Mounts];
@@ -74,6 +84,7 @@ impl fmt::Display for Section {
         f.write_str(match self {
             Self::Refusal => "refusal",
             Self::Mediation => "mediation",
+            Self::Capabilities => "capabilities",
             Self::Files => "[files]",
             Self::Network => "[network]",
             Self::Calls => "[calls]",
@@ -155,8 +166,8 @@ pub struct Rule {
     pub path: Option<Spanned<Words>>,
     /// Condition: its descriptor is of one of these kinds.
     pub descriptor: Option<Spanned<Words>>,
-    /// Condition: it goes to this address.
-    pub address: Option<Spanned<String>>,
+    /// Condition: it goes to one of these addresses.
+    pub address: Option<Spanned<Words>>,
     /// Condition: it comes from the code of one of these files.
     pub caller: Option<Spanned<Words>>,
     /// Condition: the program that was executed is one of these.
@@ -302,6 +313,7 @@ impl Document {
         let span = match section {
             Section::Refusal => sections.refusal.as_ref()?.span(),
             Section::Mediation => sections.mediation.as_ref()?.span(),
+            Section::Capabilities => sections.capabilities.as_ref()?.span(),
             Section::Files => sections.files.as_ref()?.span(),
             Section::Network => sections.network.as_ref()?.span(),
             Section::Calls => sections.calls.as_ref()?.span(),
@@ -323,6 +335,12 @@ impl Document {
     #[must_use]
     pub fn mediation(&self) -> Option<&Spanned<String>> {
         self.sections.mediation.as_ref()
+    }
+
+    /// Returns the capabilities that the program keeps, if the policy names them.
+    #[must_use]
+    pub fn capabilities(&self) -> Option<&Entries> {
+        self.sections.capabilities.as_ref().map(Spanned::get_ref)
     }
 
     /// Returns the section `[files]`; an empty one if there is none.

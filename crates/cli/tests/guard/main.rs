@@ -4,8 +4,10 @@
 
 mod attacks;
 mod enforce;
+mod escape;
 mod hardship;
 mod kernel;
+mod network;
 mod scene;
 
 use std::fs;

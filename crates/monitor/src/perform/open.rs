@@ -11,6 +11,7 @@ use crate::identity::decimal;
 use crate::log::Event;
 use crate::policy::Rights;
 use crate::syscall::Syscall;
+use crate::system_files;
 
 /// What was asked for.
 struct Wanted {
@@ -21,6 +22,8 @@ struct Wanted {
     within: ResolveFlags,
 }
 
+/// Devices that are opened so often that they are not looked for first; opening them does nothing.
+const HARMLESS: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/random", b"/dev/urandom", b"/dev/tty"];
 /// How often a name is looked for and made again while others remove and make it.
 const MOST_ROUNDS: usize = 16;
 
@@ -172,6 +175,12 @@ fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Err
     {
         return Ok(None);
     }
+    // A device does something when it is opened: which one it is has to be known before.
+    if wanted.path.starts_with(b"/dev/") && !HARMLESS.contains(&wanted.path.as_slice())
+        || system_files::setting(&wanted.path).is_some()
+    {
+        return Ok(None);
+    }
     let makes = if wanted.makes() { Rights::CREATE } else { Rights::empty() };
     if !syscall.state.policy.rights(&wanted.path).contains(wanted.needed() | makes)
         || !syscall.passes(&wanted.path)
@@ -197,6 +206,8 @@ fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Err
     match FileType::from_raw_mode(stat.st_mode) {
         _ if syscall.state.identity.is_proc(&stat) => return Ok(None),
         FileType::RegularFile | FileType::Directory => (),
+        FileType::BlockDevice => return Ok(None),
+        FileType::CharacterDevice if !system_files::is_harmless(&stat) => return Ok(None),
         FileType::CharacterDevice => right_terminal(syscall, &stat)?,
         // With what is open now still open, so that the other end sees no gap.
         FileType::Fifo if waits => return Ok(Some(wait_for_pipe(syscall, wanted, file)?)),
@@ -275,12 +286,14 @@ fn stand_in(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Out
             return Ok(wanted.given(file));
         }
     }
-    // openat2(2) has its flags in memory, where they may change.
-    if syscall.state.policy.trees.all_visible() && syscall.name() != "openat2" {
+    // openat2(2) has its flags in memory, where they may change. So has every call its path, which matters where rules hide
+    // some files.
+    let hides = !syscall.state.policy.trees.all_visible() || syscall.keeps_names(b"/");
+    if !hides && syscall.name() != "openat2" {
         return Ok(Answer::GoOn);
     }
-    Err(syscall
-        .refuse(&Event::Call { reason: "O_PATH needs the right to read, or a policy with stat = [\"/\"]" }))
+    let reason = "O_PATH needs a file that can be read, or a policy under which everything may be looked at";
+    Err(syscall.refuse(&Event::Call { reason }))
 }
 
 /// Makes the file, which must not exist.

@@ -131,6 +131,11 @@ impl Trees {
 
     /// The rights over `path`.
     pub(crate) fn rights(&self, path: &[u8]) -> Rights {
+        self.rights_by_entries_of(path, 0)
+    }
+
+    /// The rights over `path` that entries give whose own paths have this length or more.
+    pub(crate) fn rights_by_entries_of(&self, path: &[u8], least: usize) -> Rights {
         let path = trimmed(path);
         let mut rights = Rights::empty();
         let mut leading = false;
@@ -141,7 +146,9 @@ impl Trees {
                 if entry.is_some_and(|entry| entry.denied) {
                     return Rights::empty();
                 }
-                rights |= entry.and_then(|entry| entry.allowed).unwrap_or(Rights::empty());
+                if at >= least {
+                    rights |= entry.and_then(|entry| entry.allowed).unwrap_or(Rights::empty());
+                }
                 leading = entry.is_some_and(|entry| entry.leading);
             }
             hash = path.get(at).map_or(hash, |&byte| mixed(hash, byte));
