@@ -149,6 +149,10 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
             reasons.push(format!("create names {shown}, which is no directory"));
         }
     }
+    if let Some(path) = policy.trees.own().next() {
+        let shown = landlock::path_of(path).display();
+        reasons.push(format!("which files in {shown} are the program's own only the monitor knows"));
+    }
     let unreadable = |path: &&std::path::PathBuf| {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let name = std::os::unix::ffi::OsStrExt::as_bytes(real.as_os_str());
@@ -193,6 +197,7 @@ mod tests {
         assert!(with("deny = ['BASE/file']").contains("something is denied beneath"));
         assert!(with("deny = ['BASE']").contains("something is denied beneath"));
         assert!(with("write = ['BASE/other']").contains("does not exist yet"));
+        assert!(with("own = ['BASE']").contains("only the monitor knows"));
         assert!(with("create = ['BASE/file']").contains("no directory"));
         assert!(reasons("read = ['/usr', '/dev']").contains("named one by one"));
         assert!(reasons("read = ['/']").contains("differs by process"));

@@ -99,6 +99,14 @@ impl Policy {
         text::parse(text, "policy")
     }
 
+    /// The same; errors call the text `name`.
+    ///
+    /// # Errors
+    /// As of [`Policy::parse`].
+    pub(crate) fn parse_named(text: &str, name: &str) -> Result<Self, Error> {
+        text::parse(text, name)
+    }
+
     /// Reads the policy in a file.
     ///
     /// # Errors

@@ -46,7 +46,7 @@ pub(crate) fn spawn(
     work: impl FnOnce(&mut Option<OwnedFd>) -> Errno,
 ) -> Result<(rustix::process::Pid, Arc<State>, Option<Errno>), Error> {
     let enforcement = Enforcement::of(&guard)?;
-    let Guard { policy, log, landlock, callback, learn: _ } = guard;
+    let Guard { policy, log, landlock, callback, learn: _, forget: _ } = guard;
     let domain = if landlock {
         LandlockDomain::new(&policy, enforcement.kernel_opens())?
     } else {

@@ -12,6 +12,7 @@ use crate::caller::Callers;
 use crate::identity::MonitorIdentity;
 use crate::landlock::Executables;
 use crate::log::Writer;
+use crate::made_files::MadeFiles;
 use crate::policy::Policy;
 use crate::policy_recorder::PolicyRecorder;
 
@@ -24,6 +25,8 @@ pub(crate) struct State {
     pub(crate) identity: MonitorIdentity,
     pub(crate) log: Writer,
     pub(crate) recorder: PolicyRecorder,
+    /// What guarded programs have made where they may make their own.
+    pub(crate) made: MadeFiles,
     /// Whether the kernel executes nothing that the policy does not allow.
     pub(crate) kernel_checks_executions: bool,
     /// What it executes.
@@ -48,6 +51,7 @@ impl State {
             identity: MonitorIdentity::new()?,
             log,
             recorder: PolicyRecorder::default(),
+            made: MadeFiles::default(),
             kernel_checks_executions,
             executables,
             first: AtomicI32::new(first),

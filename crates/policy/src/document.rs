@@ -110,6 +110,8 @@ pub struct Files {
     pub write: Entries,
     /// Directories in which files may be created, renamed and removed.
     pub create: Entries,
+    /// Directories in which new files may be made, and those then used.
+    pub own: Entries,
     /// Paths that may be executed.
     pub execute: Entries,
     /// Paths that may not be used at all, whatever the other entries say.

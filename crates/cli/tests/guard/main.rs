@@ -7,6 +7,7 @@ mod enforce;
 mod escape;
 mod hardship;
 mod kernel;
+mod learn;
 mod network;
 mod scene;
 

@@ -28,7 +28,7 @@ use crate::log::Event;
 use crate::memory;
 use crate::policy::Rights;
 use crate::policy::network::{Address, Transport, described, permits};
-use crate::syscall::Syscall;
+use crate::syscall::{Syscall, exists};
 use orrery_sys::errno;
 
 /// `struct sockaddr_storage` (socket(7)).
@@ -185,7 +185,10 @@ impl Syscall<'_> {
         }
         let found = self.find(libc::AT_FDCWD, socket_path(&bytes), true)?;
         let Location::Path(path) = &found.location else { return Err(Errno::ACCESS) };
-        self.permit_connect(&Address::Path(path.clone()), redirected)?;
+        let own = self.state.policy.trees.owns(path) && self.state.made.contain(path);
+        if !own || self.state.policy.learning {
+            self.permit_connect(&Address::Path(path.clone()), redirected)?;
+        }
         let path = by_number(&found.file);
         Ok(Checked {
             bytes: unix_address(path.strip_suffix(b"\0").unwrap_or(&path)),
@@ -207,7 +210,7 @@ impl Syscall<'_> {
     fn permit_connect(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
         self.ask_rules_of_address(address, redirected)?;
         if self.state.policy.learning && *address != Address::Unspecified {
-            self.state.recorder.connect(described(address));
+            self.state.recorder.connect(address);
         }
         if permits(&self.state.policy.network.connect, address) {
             return Ok(());
@@ -218,7 +221,7 @@ impl Syscall<'_> {
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
         self.ask_rules_of_address(address, false)?;
         if self.state.policy.learning && *address != Address::Unspecified {
-            self.state.recorder.bind(described(address));
+            self.state.recorder.bind(address);
         }
         if permits(&self.state.policy.network.bind, address) {
             return Ok(());
@@ -264,13 +267,18 @@ pub(super) fn bind(syscall: &Syscall<'_>) -> Outcome {
         return Ok(Answer::Value(0));
     }
     let place = syscall.entry(libc::AT_FDCWD, socket_path(&bytes))?;
-    syscall.permit_bind(&Address::Path(place.path.clone()))?;
+    let own = syscall.state.policy.trees.owns(&place.path) && !exists(&place);
+    if !own || syscall.state.policy.learning {
+        syscall.permit_bind(&Address::Path(place.path.clone()))?;
+    }
     if syscall.state.policy.learning {
         syscall.check_entry(&place, Rights::CREATE)?;
     }
     syscall.still_waits()?;
     syscall.assume_umask()?;
-    bind_in(&socket, &place)
+    let bound = bind_in(&socket, &place)?;
+    syscall.made(&place.path, own);
+    Ok(bound)
 }
 
 /// Binds to a name in a directory that is held fast, from within it: there is no bindat(2). The thread has a current

@@ -2,11 +2,11 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::answer::{Answer, Outcome};
-use crate::file::{DirectoryEntry, ResolvedFile, is_directory, is_link, is_plain};
+use crate::file::{DirectoryEntry, Location, ResolvedFile, is_directory, is_link, is_plain};
 use crate::identity::decimal;
 use crate::log::Event;
 use crate::policy::Rights;
@@ -226,6 +226,9 @@ fn existing(syscall: &Syscall<'_>, wanted: &Wanted, found: ResolvedFile) -> Outc
         syscall.check(&found, Rights::STAT)?;
         return Err(Errno::EXIST);
     }
+    if wanted.is_temporary() {
+        return temporary(syscall, wanted, &found);
+    }
     syscall.check(&found, wanted.needed())?;
     let directory = is_directory(&found.stat);
     if wanted.flags.contains(OFlags::DIRECTORY) && !directory {
@@ -247,13 +250,43 @@ fn existing(syscall: &Syscall<'_>, wanted: &Wanted, found: ResolvedFile) -> Outc
         }
         _ => (),
     }
-    if wanted.is_temporary() {
-        syscall.assume_umask()?;
-    }
     if wanted.flags.contains(OFlags::TRUNC) {
         syscall.still_waits()?;
     }
     reopen(syscall, wanted, &found.file).map(|file| wanted.given(file))
+}
+
+/// Makes a file without a name in a directory (`O_TMPFILE`). What it is known as tells its number.
+fn temporary(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Outcome {
+    if !is_directory(&found.stat) {
+        return Err(Errno::NOTDIR);
+    }
+    let learning = syscall.state.policy.learning;
+    let own = match &found.location {
+        Location::Path(path) => {
+            let (rights, _) = syscall.rights(found);
+            syscall.state.policy.trees.owns(&[path.as_slice(), b"/#"].concat())
+                && !rights.contains(wanted.needed())
+        }
+        Location::Anonymous => false,
+    };
+    if !own && !learning {
+        syscall.check(found, wanted.needed())?;
+    }
+    syscall.assume_umask()?;
+    syscall.still_waits()?;
+    let file = reopen(syscall, wanted, &found.file)?;
+    if own || learning {
+        let name = syscall.state.identity.path_of(&file)?;
+        let name = name.strip_suffix(b" (deleted)").unwrap_or(&name);
+        if learning {
+            syscall.state.recorder.file(name, wanted.needed());
+        }
+        // A file of that name is another one.
+        let there = rustix::fs::statat(CWD, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        syscall.made(name, own && !there);
+    }
+    Ok(wanted.given(file))
 }
 
 /// From a descriptor that only stands for a file to one that reads or writes it: the same file, whatever its path means
@@ -301,12 +334,13 @@ fn make(syscall: &Syscall<'_>, wanted: &Wanted, place: &DirectoryEntry) -> Outco
     if place.name.last() == Some(&b'/') {
         return Err(Errno::ISDIR);
     }
-    syscall.check_entry(place, wanted.needed() | Rights::CREATE)?;
+    let own = syscall.check_new_entry(place, wanted.needed() | Rights::CREATE)?;
     syscall.assume_umask()?;
     syscall.still_waits()?;
     let flags = wanted.flags() | OFlags::EXCL | OFlags::NOFOLLOW;
-    rustix::fs::openat(&place.directory, place.name.as_slice(), flags, wanted.mode)
-        .map(|file| wanted.given(file))
+    let file = rustix::fs::openat(&place.directory, place.name.as_slice(), flags, wanted.mode)?;
+    syscall.made(&place.path, own);
+    Ok(wanted.given(file))
 }
 
 /// `/dev/tty` is the terminal of whoever opens it.

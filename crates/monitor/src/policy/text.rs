@@ -81,6 +81,11 @@ fn trees(files: &Files) -> Result<Trees, Fault> {
             trees.lead_to(path.as_os_str().as_bytes());
         }
     }
+    for entry in &files.own {
+        let path = of(entry, absolute)?;
+        trees.allow_own(real(&path).as_os_str().as_bytes());
+        trees.lead_to(path.as_os_str().as_bytes());
+    }
     for entry in &files.deny {
         let path = of(entry, absolute)?;
         trees.deny(real(&path).as_os_str().as_bytes());
