@@ -415,6 +415,37 @@ mod tests {
         assert_eq!(document.refuse(&[Section::Limits, Section::Mounts], "why"), Ok(()));
     }
 
+    /// The chapter of the book is the reference: what it shows is understood, and what is understood is in it.
+    #[test]
+    fn the_reference_and_the_grammar_agree() {
+        let chapter = include_str!("../../../docs/src/policy.md");
+        let examples: Vec<_> =
+            chapter.split("```toml\n").skip(1).filter_map(|text| text.split("```").next()).collect();
+        assert_eq!(examples.len(), 2);
+        for example in &examples {
+            Document::parse(example, "docs/src/policy.md").unwrap();
+        }
+        for (section, keys) in [
+            ("", 9),
+            ("[files]\n", 8),
+            ("[network]\n", 2),
+            ("[calls]\n", 4),
+            ("[limits]\n", 5),
+            ("[[rule]]\ncall = 'x'\n", 17),
+        ] {
+            let error = Document::parse(&format!("{section}no-such-key = 1"), "p").unwrap_err().to_string();
+            let known: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+            assert!(known.len() >= keys, "{error}");
+            for key in known {
+                let named = [format!("`{key}`"), format!("`{key} = "), format!("[{key}]")];
+                assert!(
+                    named.iter().any(|name| chapter.contains(name.as_str())),
+                    "{section}{key} is not in the reference"
+                );
+            }
+        }
+    }
+
     #[test]
     fn unknown_sections_and_keys_are_errors() {
         let error = |text: &str| Document::parse(text, "p").unwrap_err().to_string();
