@@ -102,8 +102,12 @@ impl Syscall<'_> {
             Address::Unspecified => return Ok(None),
             Address::Internet(_, ip, port) => {
                 candidates.push(Destination::Internet(SocketAddr::new(*ip, *port)));
-                // To connect to no address is to connect to oneself.
-                if ip.is_unspecified() {
+                // Who is reached at every address is reached at the loopback address, too. (Where no address is a destination,
+                // it has been replaced by the one that the kernel uses.)
+                if ip.to_canonical().is_unspecified() {
+                    if ip.is_ipv6() {
+                        candidates.push(Destination::Internet(SocketAddr::from(([0; 4], *port))));
+                    }
                     candidates.push(Destination::Internet(SocketAddr::from(([127, 0, 0, 1], *port))));
                     candidates.push(Destination::Internet(SocketAddr::from((
                         std::net::Ipv6Addr::LOCALHOST,

@@ -313,8 +313,17 @@ impl Held {
     fn rules(&self, call: &str) -> impl Iterator<Item = RuleView<'_>> {
         // A message's address is that of what it is sent to, however it is sent.
         let call = if matches!(call, "sendmsg" | "sendmmsg") { "sendto" } else { call };
-        let held = self.by_call.get(call).map(Vec::as_slice).unwrap_or_default();
-        held.iter().filter_map(|index| self.policy.rules().nth(*index))
+        let of = |call: &str| self.by_call.get(call).map(Vec::as_slice).unwrap_or_default();
+        let mut indices = of(call).to_vec();
+        // Whoever listens without being bound is bound by that, to an address of the kernel's choice.
+        if call == "listen" {
+            let addressed =
+                |index: &&usize| self.policy.rules().nth(**index).is_some_and(|rule| rule.has_address());
+            indices.extend(of("bind").iter().filter(addressed));
+            indices.sort_unstable();
+            indices.dedup();
+        }
+        indices.into_iter().filter_map(|index| self.policy.rules().nth(index))
     }
 
     /// What becomes of a call, by the rules that `fits` says are about it.

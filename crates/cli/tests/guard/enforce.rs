@@ -150,6 +150,44 @@ os.execl('/bin/sh', 'sh', '-c', 'cat ' + os.path.realpath('..') + '/orig/file; e
     assert_eq!(text(&plain.stdout), text(&enforced.stdout), "{plain:?}");
 }
 
+/// Landlock allows only, so a denied program's directory is replaced by what else lay in it at the start.
+#[test]
+fn what_comes_after_the_start_beside_a_denied_program_is_told() {
+    let stage =
+        Stage::new("[[rule]]\ncall = ['execve', 'execveat']\npath = 'BASE/work/denied'\ndeny = 'EACCES'\n");
+    if !possible(&stage) {
+        return;
+    }
+    for name in ["denied", "before"] {
+        orrery_testing::copy_program("/bin/true", stage.base.join("work").join(name));
+    }
+    let output = stage.run(&[
+        "sh",
+        "-c",
+        "./before && echo ran; cp before after; ./after || echo refused; ./denied || echo denied",
+    ]);
+    assert_eq!(text(&output.stdout), "ran\nrefused\ndenied\n", "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("refused execve: the kernel executes what was there at the start"), "{told}");
+}
+
+/// A path to what cannot be handed over could be exchanged until the kernel reads it.
+#[test]
+fn what_only_stands_for_a_pipe_is_not_opened_by_name() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    let script = "import os
+os.mkfifo('pipe')
+try: os.open('pipe', os.O_PATH); print('opened')
+except PermissionError: print('refused')
+os.close(os.open('.', os.O_PATH)); print('opened')";
+    let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), "refused\nopened\n", "{output:?}");
+    assert!(text(&output.stderr).contains("O_PATH needs a file that can be read"), "{output:?}");
+}
+
 /// What a service answers concerns nobody but the program; what rules are about is decided as ever.
 #[test]
 fn services_are_on_and_rules_are_held() {

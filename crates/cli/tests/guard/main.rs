@@ -4,8 +4,11 @@
 
 mod attacks;
 mod enforce;
+mod escape;
 mod hardship;
 mod kernel;
+mod learn;
+mod network;
 mod scene;
 
 use std::fs;
@@ -163,6 +166,44 @@ fn policies_with_errors_start_nothing() {
     assert!(!scene.work.join("started").exists());
     let checked = scene.guard().arg("--check").output().unwrap();
     assert_eq!(checked.status.code(), Some(125));
+}
+
+/// A file may have parts for several commands. Each honours what it knows, and starts nothing under what it does not.
+#[test]
+fn every_command_honours_a_policy_or_tells_where_it_does_not() {
+    let scene = Scene::ordinary();
+    let lists = [
+        "refusal = 'EPERM'",
+        "mediation = 'always'",
+        "capabilities = []",
+        "[files]\nread = ['/']",
+        "[network]\nconnect = ['*']",
+        "[calls]\ndeny = ['ptrace']",
+        "[limits]\nopen-files = 64",
+    ];
+    let rules = [
+        "[[rule]]\ncall = 'getppid'\nreturn = 1",
+        "[services]\nremember = ['user']",
+        "[[mount]]\nprefix = '/opt/x'\narchive = 'x.tar'",
+    ];
+    let commands: [(&[&str], &[&str]); 4] =
+        [(&["guard"], &rules), (&["run"], &lists), (&["run", "--enforce"], &lists), (&["trace"], &lists)];
+    for (command, unknown) in commands {
+        for part in unknown {
+            fs::write(&scene.policy, format!("# A comment.\n\n{part}\n")).unwrap();
+            let mut tried = Command::new(env!("CARGO_BIN_EXE_orrery"));
+            tried.args(command).arg("--policy").arg(&scene.policy).args(["--", "touch", "started"]);
+            let output = tried.current_dir(&scene.work).output().unwrap();
+            let said = text(&output.stderr);
+            assert!(
+                !output.status.success() && said.contains("policy.toml:3:"),
+                "{command:?} {part}: {output:?}"
+            );
+            let name = part.split(['\n', ' ']).next().unwrap();
+            assert!(said.contains(&format!("cannot honour {name}")), "{command:?} {part}: {said}");
+            assert!(!scene.work.join("started").exists(), "{command:?} {part}");
+        }
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! | `call` | it is one of these |
 //! | `path` | one of its paths (or, where it takes a descriptor, what that leads to) matches one of these |
 //! | `descriptor` | its descriptor is a `file`, `directory`, `socket`, `pipe`, `character`, `block` or `other` |
-//! | `address` | it goes to this address: `10.0.0.0/8:443`, `[::1]`, `*:80`, `unix:/run/**` |
+//! | `address` | it goes to one of these addresses: `10.0.0.0/8:443`, `[::1]`, `*:80`, `unix:/run/**` |
 //! | `caller` | the call instruction, or one of the nearest return addresses, is in the code of one of these files |
 //! | `program` | the program that was executed is one of these |
 //!

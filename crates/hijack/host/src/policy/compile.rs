@@ -62,7 +62,7 @@ pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Faul
     Ok(all)
 }
 
-/// One rule: more than one where its address means IPv4 and IPv6.
+/// One rule: more than one where it has several addresses, or one that means IPv4 and IPv6.
 fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compiled>, Fault> {
     let text = spanned.get_ref();
     let mut compiled = Compiled { rule: Rule { counter, ..Rule::default() }, ..Compiled::default() };
@@ -135,8 +135,16 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
     let destinations = match &text.address {
         None => vec![Destination { address: compiled.rule.address, path: Vec::new() }],
         Some(address) => {
-            let found = values::destinations(address.get_ref());
-            found.or_else(|message| wrong(address, message))?
+            let mut all = Vec::new();
+            for (at, word) in &address.get_ref().0 {
+                let found = values::destinations(word);
+                let span = at.clone().unwrap_or_else(|| address.span());
+                all.extend(found.map_err(|message| Fault { span, message })?);
+            }
+            if all.is_empty() {
+                return wrong(address, "an empty list of addresses fits no call");
+            }
+            all
         }
     };
     let with = |destination: Destination| {
@@ -244,7 +252,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         let (family, target) =
             values::target(redirect.get_ref()).or_else(|message| wrong(redirect, message))?;
         let unix = i32::from(family) == libc::AF_UNIX;
-        if unix != address.get_ref().starts_with("unix:") {
+        if words(address).any(|address| unix != address.starts_with("unix:")) {
             return wrong(redirect, "a socket has one family: unix addresses lead to unix addresses only");
         }
         compiled.target = target;
