@@ -1,6 +1,7 @@
 //! The restore of a service from the dead active's memory: what happens before criu, while it runs, and after.
 
 pub(crate) mod ipc;
+pub(crate) mod open_files;
 pub(crate) mod post_restore;
 pub(crate) mod pre_resume;
 pub(crate) mod temporary_addresses;
@@ -128,6 +129,13 @@ pub(crate) fn restore(kernel: &Arc<Kernel>, images: Images) -> Result<(i32, Repo
     }
     summary.tmpfs = Some(tmpfs::restore(&kernel.process(images.pid)?, &mut summary.remarks));
     summary.remarks.extend(ipc::restore(&state));
+    if let Some((host, domain)) = &state.names {
+        let named = rustix::system::sethostname(host.as_bytes())
+            .and_then(|()| rustix::system::setdomainname(domain.as_bytes()));
+        if let Err(error) = named {
+            summary.remarks.push(format!("the host name {host} is lost: {error}"));
+        }
+    }
     match NetworkConfiguration::load() {
         Ok(network) => {
             summary.remarks.extend(network.iter().flat_map(NetworkConfiguration::restore_addresses));

@@ -1,8 +1,10 @@
 //! A dead kernel's memory, read into the model.
 
+mod attributes;
 mod clocks;
 mod cpu_registers;
 mod estimate;
+mod file_owner;
 mod file_table;
 mod io_calls;
 mod io_progress;
@@ -15,6 +17,7 @@ mod restore_state;
 mod seccomp;
 #[cfg(test)]
 mod single_step_tests;
+mod socket_options;
 mod syscalls;
 mod terminals;
 mod thread;

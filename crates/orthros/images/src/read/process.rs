@@ -8,7 +8,7 @@ use super::cpu_registers::CpuRegisters;
 use super::file_table::FileTable;
 use super::seccomp::FilterTable;
 use super::syscalls::Answers;
-use super::{locks, memory, open_file, restore_state, terminals, thread, unix};
+use super::{attributes, file_owner, locks, memory, open_file, restore_state, terminals, thread, unix};
 use crate::model::{Descriptor, FileLock, Process, ProcessState, Running, Service};
 
 /// What a service is read with, and what is known of it so far.
@@ -58,11 +58,13 @@ impl<'k> Reader<'k> {
             }
         }
         self.hang_up_half_terminals();
+        self.hang_up_unreachable_sockets(&processes);
         let mut contents = self.files.into_contents();
         for remark in unix::resolve_peers(&mut contents.files) {
             contents.remarks.add_loss(remark);
         }
-        let restore_state = restore_state::collect(&processes, &contents, ipc, bereaved_parents);
+        let names = names(&root);
+        let restore_state = restore_state::collect(&processes, &mut contents, ipc, bereaved_parents, names);
         let (remarks, losses) = contents.remarks.into_parts();
         Ok(Service {
             monotonic: self.clocks.monotonic,
@@ -84,6 +86,21 @@ impl<'k> Reader<'k> {
             self.files.remarks().add_loss(remark);
             let gone = self.files.hung_up(flags);
             self.files.replace(id, gone);
+        }
+    }
+
+    /// Hangs up the sockets that no process has open, but that are under way to one, and that something keeps packets away from:
+    /// only through a process could that be set again.
+    fn hang_up_unreachable_sockets(&mut self, processes: &[Process]) {
+        let reachable = restore_state::holders(processes);
+        for id in self.files.restricted_sockets() {
+            if !reachable.contains_key(&id) {
+                let remark =
+                    "a socket with a filter, or bound to an interface, was being sent; it is hung up";
+                self.files.remarks().add_loss(remark.to_owned());
+                let gone = self.files.hung_up(0);
+                self.files.replace(id, gone);
+            }
         }
     }
 
@@ -131,6 +148,13 @@ impl<'k> Reader<'k> {
         }
         let task = process.object();
         let memory = memory::read(self.kernel, &mut self.files, process, self.lazy)?;
+        for thread in &mut found {
+            thread.attributes.pid = pid;
+        }
+        if let Some(leader) = found.iter_mut().find(|thread| thread.tid == pid) {
+            attributes::add_of_process(process, &memory.mappings, &mut leader.attributes)?;
+        }
+        attributes::remark_on_process(task, pid, self.files.remarks())?;
         let directories = self.files.add_directories(process)?;
         let (timers, rlimits) = (thread::timers(self.clocks, process)?, thread::rlimits(process)?);
         let (pending_signals, actions) = (process.pending_signals(true)?, thread::actions(task)?);
@@ -188,6 +212,10 @@ impl<'k> Reader<'k> {
             let file =
                 open_file::add(&mut self.files, &descriptor.file).with_context(|| describe(descriptor))?;
             all_locks.extend(locks::read(process, descriptor).with_context(|| describe(descriptor))?);
+            if locks::is_leased(&descriptor.file)? {
+                let remark = format!("process {pid}: the lease on {} is lost", describe(descriptor));
+                self.files.remarks().add_once(remark);
+            }
             table.push(entry(descriptor, file));
         }
         for descriptor in descriptors.found.iter().filter(|descriptor| !is_stored(descriptor)) {
@@ -201,6 +229,19 @@ impl<'k> Reader<'k> {
                 }
             };
             table.push(entry(descriptor, file));
+        }
+        for (descriptor, file) in descriptors
+            .found
+            .iter()
+            .filter_map(|descriptor| {
+                let file = self.files.known(&descriptor.file)?;
+                Some((descriptor, file))
+            })
+            .collect::<Vec<_>>()
+        {
+            if let Some(owner) = file_owner::read(&descriptor.file).with_context(|| describe(descriptor))? {
+                self.files.add_owner(file, owner);
+            }
         }
         table.sort_unstable();
         Ok((table, all_locks))
@@ -221,6 +262,14 @@ fn exited(process: &Task<'_>, status: u32) -> Result<Process> {
 fn describe(descriptor: &KernelDescriptor<'_>) -> String {
     let path = descriptor.file.path().map(|path| path.display()).unwrap_or_default();
     format!("its descriptor {} ({path})", descriptor.number)
+}
+
+/// Returns the host and domain name of a process.
+fn names(process: &Task<'_>) -> Option<(String, String)> {
+    let space =
+        process.object().required("nsproxy", "nsproxy").ok()?.required("uts_ns", "uts_namespace").ok()?;
+    let names = space.embedded("name", "new_utsname").ok()?;
+    Some((names.text("nodename").ok()?, names.text("domainname").ok()?))
 }
 
 /// Returns the addresses of the namespaces that a process is in, and how deep its PIDs are nested.

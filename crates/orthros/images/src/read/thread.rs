@@ -5,6 +5,7 @@
 use anyhow::{Result, bail};
 use orrery_kimage::{Kernel, Object, PosixTimer, Registers, Task};
 
+use super::attributes;
 use super::clocks::Clocks;
 use super::cpu_registers::CpuRegisters;
 use super::io_progress;
@@ -69,7 +70,7 @@ impl Reading<'_> {
             parent_death_signal: Some(task.u32("pdeath_signal")?).filter(|&signal| signal != 0),
             pending_signals: thread.pending_signals(false)?,
             credentials: thread.credentials()?,
-            no_new_privileges: thread.no_new_privileges()?,
+            attributes: attributes::of_thread(thread, tid)?,
             seccomp_mode,
             seccomp_filter,
             rseq: (rseq != 0).then_some(Rseq {
@@ -78,7 +79,6 @@ impl Reading<'_> {
                 size: task.u32("rseq_len").unwrap_or(RSEQ_SIZE),
                 signature: task.u32("rseq_sig").unwrap_or(RSEQ_SIGNATURE),
             }),
-            affinity: thread.affinity()?,
         })
     }
 
