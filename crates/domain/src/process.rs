@@ -34,6 +34,18 @@ impl Process {
         Ok(Self { pid, pidfd, ours_to_reap, creator: crate::forked::Creator::here() })
     }
 
+    /// Takes hold of a child like [`Process::hold`], where another process says which one it is.
+    ///
+    /// # Errors
+    /// [`Error::System`]: `ECHILD` where the process is no child of the caller's.
+    pub(crate) fn hold_child(pid: Pid, ours_to_reap: bool) -> Result<Self> {
+        let process = Self::hold(pid, ours_to_reap)?;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::PidFd(process.as_fd()), options))
+            .map_err(|e| Error::system("waitid", usize::try_from(pid.as_raw_pid()).unwrap_or(0), e))?;
+        Ok(process)
+    }
+
     /// Returns its PID, for display.
     pub fn pid(&self) -> Pid {
         self.pid

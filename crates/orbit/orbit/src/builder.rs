@@ -336,9 +336,12 @@ fn start(settings: &Settings, channel: &Channel, program: Program) -> Result<Dom
             -1
         }
     };
+    let ledger = Arc::clone(&program.ledger);
+    let shared = [ledger.memory()];
     // SAFETY: the program keeps the channel; its code takes no lock that another thread of main may hold, and what the
     // user's functions do is theirs to know (the book says so).
-    let domain = unsafe { Domain::start_by(settings, channel, Box::new(move || program.run()), &by) };
+    let domain =
+        unsafe { Domain::start_by(settings, channel, &shared, Box::new(move || program.run()), &by) };
     match (domain, failed.take()) {
         (_, Some(error)) => Err(error.into()),
         (domain, None) => Ok(domain?),
