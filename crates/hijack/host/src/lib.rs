@@ -64,6 +64,7 @@ mod structures;
 mod supervisor;
 pub mod symbols;
 mod syscall_counts;
+mod unfollowed;
 
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};
