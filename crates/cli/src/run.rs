@@ -37,6 +37,11 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "policy")]
     enforce: bool,
 
+    /// Let run, with a warning, what a policy that denies something cannot be applied to: programs that are traced, gain privileges,
+    /// leave no room for the executive, and io_uring and calls newer than this version. By default they are refused
+    #[arg(long, requires = "policy")]
+    no_strict: bool,
+
     /// Do not rewrite the program's code: the kernel dispatches every call
     #[arg(long)]
     no_patch: bool,
@@ -81,6 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let log = open_log(arguments)?;
     let policy = policy.unwrap_or_default().with_services(services);
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
+    let options = options.strict(!arguments.no_strict);
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !logs {

@@ -100,6 +100,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
+    /// With --policy: let run, with a warning, what a policy that denies something cannot be applied to, as `orrery run` does
+    #[arg(long, requires = "policy")]
+    no_strict: bool,
+
     /// Write to this file instead of standard error
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -161,6 +165,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let timed = arguments.count && !arguments.untimed;
     let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
+    let options = options.strict(!arguments.no_strict);
     let status = if arguments.count {
         let hijack = Hijack::start(options.policy(policy))?;
         crate::pipes::restore();

@@ -77,11 +77,11 @@ os.wait()
         ", 127.0.0.1:0, 16) = 0",
         "\"firstsecond\", 0) = 11",
         "rt_sigaction(SIGUSR1, {sa_handler=0x",
-        "sa_flags=SA_ONSTACK|SA_RESTORER, ",
+        "sa_flags=SA_RESTORER|SA_ONSTACK, ",
         "rt_sigprocmask(SIG_BLOCK, [TERM], [], 8) = 0",
         "events=POLLOUT, revents=POLLOUT}]",
         "{events=EPOLLOUT, data=",
-        "\"/dev/null\", {st_mode=S_IFCHR|0666, st_size=0, ...}, 0) = 0",
+        "\"/dev/null\", {st_mode=S_IFCHR|0666, st_rdev=makedev(0x1, 0x3), ...}, 0) = 0",
         "writev(1, \"onetwo\", 2) = 6",
         "uname({sysname=\"Linux\", nodename=",
         "(\"/\", R_OK|X_OK) = 0",
@@ -345,4 +345,29 @@ fn the_programs_end_is_the_traces() {
     let output = trace(&["-e", "nonsense"], &["true"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("no system call is called \"nonsense\""));
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn what_the_kernel_has_not_written_is_a_pointer() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = r"
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None)
+status = ctypes.c_int(0x7d)
+child = os.fork()
+if child == 0: time.sleep(600)
+libc.wait4(child, ctypes.byref(status), os.WNOHANG, None)
+os.kill(child, signal.SIGKILL)
+libc.wait4(child, ctypes.byref(status), 0, None)
+names = ctypes.create_string_buffer(b'left over')
+libc.getxattr(b'/dev/null', b'user.a', names, 0)
+libc.listxattr(b'/proc/self', names, 0)
+";
+    let text = told(&["-e", "wait4,getxattr,listxattr"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    let waited: Vec<_> = calls(&text).filter(|line| line.contains(" wait4(")).collect();
+    assert!(waited[0].contains(", 0x") && waited[0].ends_with(", WNOHANG, NULL) = 0"), "{text}");
+    assert!(waited[1].contains(", [killed by SIGKILL], 0, NULL) = "), "{text}");
+    assert!(!text.contains("left over"), "{text}");
 }

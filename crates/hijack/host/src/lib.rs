@@ -43,6 +43,7 @@
 //! that does can find and unmake it. A policy that must hold against hostile code belongs into a filter of the kernel.
 
 mod archive;
+mod arg_names;
 mod arg_types;
 pub mod calls;
 mod constants;
@@ -64,6 +65,7 @@ mod structures;
 mod supervisor;
 pub mod symbols;
 mod syscall_counts;
+mod unfollowed;
 
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};

@@ -56,6 +56,7 @@ pub use crate::arg_types::Detail;
 use compile::Compiled;
 pub use orrery_policy::PolicyError;
 pub use services::{Mount, Remembered, Services, Sleep};
+pub(crate) use table::Strictness;
 pub(crate) use values::errno;
 pub use view::{Destination, Effect, RuleView};
 

@@ -80,7 +80,8 @@ impl<'a> Facts<'a> {
         self.arguments.get(usize::from(index)).copied()
     }
 
-    /// The call's paths, or where its descriptor leads. Empty ones are none, or are not known: then the kernel returns the error.
+    /// The call's paths; or where its descriptor leads, and the path of the Unix socket that it names. Empty ones are none, or are
+    /// not known: then the kernel returns the error.
     ///
     /// # Errors
     /// `-ENAMETOOLONG`.
@@ -107,7 +108,35 @@ impl<'a> Facts<'a> {
             let path = self.room.take(|room| paths::of_fd(descriptor as i32, room));
             found[0] = known(path)?;
         }
+        if shape.path[1] == NO_ARGUMENT
+            && let Some((address, length)) = self.socket_address()
+        {
+            let mut bytes = [0; LONGEST_ADDRESS + 1];
+            let length = (length as usize).min(LONGEST_ADDRESS);
+            let room = bytes.get_mut(..length).unwrap_or(&mut []);
+            let read = user_memory::read_some(address, room).unwrap_or(0);
+            let family = AF_UNIX.to_ne_bytes();
+            // What begins with a zero is an abstract name, or none.
+            if let Some([first, ..]) = bytes.get(..read).and_then(|bytes| bytes.strip_prefix(&family))
+                && *first != 0
+            {
+                let start = bytes.as_ptr().addr() + family.len();
+                found[1] = known(self.room.take(|room| paths::absolute(None, start as u64, room)))?;
+            }
+        }
         Ok(found)
+    }
+
+    /// Where the address of a socket lies that the call names, and how long it is.
+    fn socket_address(&self) -> Option<(u64, u64)> {
+        let first = self.argument(self.shape.address)?;
+        if self.number == nr::sendmsg {
+            // `msg_name` and `msg_namelen` begin a `struct msghdr`; the length has four bytes.
+            // SAFETY: any bytes are valid integers.
+            let [name, length] = unsafe { user_memory::read::<[u64; 2]>(first) }.ok()?;
+            return (name != 0).then_some((name, length & 0xffff_ffff));
+        }
+        Some((first, self.argument(self.shape.address.wrapping_add(1))?)).filter(|(address, _)| *address != 0)
     }
 
     /// What kind of thing the call's descriptor leads to.
@@ -144,11 +173,7 @@ impl<'a> Facts<'a> {
     }
 
     fn goes_to(&self, wanted: &Address) -> bool {
-        let (Some(address), Some(length)) =
-            (self.argument(self.shape.address), self.argument(self.shape.address.wrapping_add(1)))
-        else {
-            return false;
-        };
+        let Some((address, length)) = self.socket_address() else { return false };
         let mut bytes = [0; LONGEST_ADDRESS];
         let length = (length as usize).min(bytes.len());
         let read = user_memory::read_some(address, bytes.get_mut(..length).unwrap_or(&mut []));
