@@ -93,7 +93,7 @@ impl Client {
 
     /// Runs a program to its end.
     ///
-    /// A request whose worker died before it had begun it (killed by somebody, say) is sent once more.
+    /// A request whose worker died before it had read it (killed by somebody, say) is sent once more.
     ///
     /// # Errors
     /// See [`Error`]. That the program failed is no error but an [`Answer`].
@@ -120,6 +120,11 @@ impl Client {
             match running.wait() {
                 Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id)? {
                     Fate::Died(outcome) => return Ok(Answer { outcome, micros: 0 }),
+                    // An end of file, and no reset, says that a worker had read the request: it may have run, whatever the
+                    // server knows of it.
+                    Fate::NotBegun if matches!(error, protocol::Error::Closed) => {
+                        return Err(Error::ServerLost);
+                    }
                     Fate::NotBegun if second => return Err(error.into()),
                     Fate::NotBegun => second = true,
                 },

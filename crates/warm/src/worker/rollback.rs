@@ -24,12 +24,13 @@ use super::client_signals::{self, Reason};
 use super::connection::{REQUEST_TIMEOUT, accept, answer};
 use super::error::{WorkerError, io_error};
 use super::interpreter::{Ending, Interpreter};
+use super::registers;
 use super::sandbox::Protections;
 use super::surroundings;
 use crate::children;
 use crate::config::Limits;
 use crate::protocol::{self, Outcome, Request};
-use crate::status::StatusPage;
+use crate::status::{Fitness, StatusPage};
 
 /// Isolation by rollback.
 #[derive(Debug)]
@@ -97,7 +98,31 @@ impl InPlace {
             let _ = verdict.push(reason.as_bytes()).or_else(|_| verdict.push(b"for a long reason"));
             ControlFlow::Break(())
         };
+        let registers = registers::Registers::capture();
+        let lost = Outcome::Refused("how the program ended was lost with its worker".to_owned());
+        let lost = postcard::to_stdvec(&lost).unwrap_or_default();
         let wait = |last: Option<rollback::Outcome>| {
+            // Before anything that they could break: the C library's storage of the thread, its clock.
+            registers.restore();
+            let died = matches!(
+                last,
+                Some(rollback::Outcome::Signaled {
+                    signal: libc::SIGSEGV
+                        | libc::SIGBUS
+                        | libc::SIGILL
+                        | libc::SIGFPE
+                        | libc::SIGTRAP
+                        | libc::SIGSYS,
+                    ..
+                })
+            );
+            let fitness = page.begin_round(died);
+            if fitness == Fitness::Unfit {
+                if page.read().busy() && !page.read().over {
+                    page.note_encoded(&lost);
+                }
+                registers::exit(crate::server::EXIT_SPOILED);
+            }
             if let Some(outcome) = last {
                 if let Err(reason) = conclude(told(limits, outcome, page), page, number) {
                     return end(&reason);
@@ -107,7 +132,11 @@ impl InPlace {
                     return end(&reason);
                 }
             }
+            if fitness == Fitness::Doubtful {
+                return end("several scripts in a row died of faults, whose cause may be here");
+            }
             client_signals::forget_arrivals();
+            page.wait();
             match accept(listener, number) {
                 Ok(Some(connection)) => {
                     page.begin(client_signals::inode(number));
