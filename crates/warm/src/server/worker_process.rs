@@ -1,6 +1,5 @@
 //! One worker process as the master sees it: how it is started, watched and ended.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -220,29 +219,13 @@ fn prepare_child(inherited: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds the worker program: beside this executable, else in `$ORRERY_LIBEXEC`.
+/// Finds the worker program, as [`orrery_sys::programs::find_helper`] does.
 ///
 /// # Errors
-/// `NotFound` with the places that were searched.
+///
+/// `NotFound` with the directories that were searched.
 pub fn find_worker_program() -> io::Result<PathBuf> {
-    let mut places: Vec<PathBuf> = Vec::new();
-    if let Ok(executable) = std::env::current_exe()
-        && let Some(directory) = executable.parent()
-    {
-        places.push(directory.to_owned());
-        // Test programs live one level below the programs they test.
-        places.extend(directory.parent().filter(|_| directory.ends_with("deps")).map(Path::to_owned));
-    }
-    places.extend(std::env::var_os("ORRERY_LIBEXEC").map(PathBuf::from));
-    let found = places.iter().map(|place| place.join(WORKER_PROGRAM)).find(|path| path.is_file());
-    found.ok_or_else(|| {
-        let searched: Vec<OsString> = places.into_iter().map(OsString::from).collect();
-        let message = format!(
-            "the worker program {WORKER_PROGRAM} is in none of {searched:?}: \
-             install it beside this program, or set ORRERY_LIBEXEC to its directory"
-        );
-        io::Error::new(io::ErrorKind::NotFound, message)
-    })
+    orrery_sys::programs::find_helper(WORKER_PROGRAM)
 }
 
 #[cfg(test)]
