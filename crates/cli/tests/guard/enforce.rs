@@ -171,6 +171,27 @@ fn what_comes_after_the_start_beside_a_denied_program_is_told() {
     assert!(told.contains("refused execve: the kernel executes what was there at the start"), "{told}");
 }
 
+/// Who binds every address binds each of them, and those of IPv4 by way of IPv6.
+#[test]
+fn every_address_is_each_of_them() {
+    let shown = text(&Command::new("hostname").arg("-I").output().unwrap().stdout);
+    let Some(own) = shown.split_whitespace().find(|address| !address.contains(':')) else {
+        return orrery_testing::skipped!("this machine has no address but the loopback address");
+    };
+    let stage = Stage::new(&format!("[[rule]]\ncall = 'bind'\naddress = '{own}:18997'\ndeny = 'EACCES'\n"));
+    if !possible(&stage) {
+        return;
+    }
+    let script = "import socket
+def attempt(family, *address):
+    try: socket.socket(family, socket.SOCK_STREAM).bind(address); return 'ok'
+    except OSError as error: return error.errno
+print(attempt(socket.AF_INET, '0.0.0.0', 18997), attempt(socket.AF_INET6, '::', 18997), attempt(socket.AF_INET6, '::ffff:0.0.0.0', 18997))
+print(attempt(socket.AF_INET, '0.0.0.0', 0), attempt(socket.AF_INET, '127.0.0.1', 18997))";
+    let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), "13 13 13\nok ok\n", "{output:?}");
+}
+
 /// The kernel starts what `core_pattern` names outside of every guard; so rules about anything are void where that can be written.
 #[test]
 fn settings_of_the_kernel_are_not_written_under_any_rules() {

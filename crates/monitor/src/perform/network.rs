@@ -60,6 +60,10 @@ fn half(bytes: &[u8], at: usize) -> Result<[u8; 2], Errno> {
     bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)
 }
 
+fn is_unspecified(bytes: &[u8]) -> bool {
+    half(bytes, 0).is_ok_and(|family| i32::from(u16::from_ne_bytes(family)) == libc::AF_UNSPEC)
+}
+
 /// What an address is for: the kernel does not read it alike everywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
@@ -179,6 +183,10 @@ impl Syscall<'_> {
         let new = self.redirection(&named)?;
         let redirected = new.is_some();
         let mut bytes = new.unwrap_or(bytes);
+        // An IPv6 socket may become one of IPv4 (IPV6_ADDRFORM), which would take this for an address.
+        if purpose == Use::Message && is_unspecified(&bytes) && domain(socket) == Some(libc::AF_INET6) {
+            return Ok(Checked { bytes: Vec::new(), _held: None });
+        }
         if let Some(address) = meant(&mut bytes)? {
             self.permit_connect(&address, redirected)?;
             return Ok(Checked { bytes, _held: None });
