@@ -144,6 +144,9 @@ fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
         let asked = always || given.asks(name) || paths && names;
         rules.set(call, if asked { Action::Notify } else { Action::Allow });
     }
+    if !paths && rustix::process::geteuid().is_root() {
+        settings(rules);
+    }
     let bits = libc::MSG_FASTOPEN.cast_unsigned();
     if ["connect", "sendto", "bind", "listen"].into_iter().any(|call| given.asks(call)) {
         routes(rules);
@@ -169,6 +172,20 @@ fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
         }
     }
     rules.fail_unknown();
+}
+
+/// Which opens are asked about so that the superuser writes no settings of the kernel and no disks, where no rule has a path.
+fn settings(rules: &mut Filter) {
+    const WRITES: u32 = 3;
+    for (call, argument) in [("open", 1), ("openat", 2)] {
+        if let Ok(call) = call.parse::<Sysno>() {
+            rules.clear(call);
+            rules.add(call, Condition::AnyBit { argument, bits: WRITES }, Action::Notify);
+        }
+    }
+    for call in ["creat", "openat2"].into_iter().filter_map(|call| call.parse::<Sysno>().ok()) {
+        rules.set(call, Action::Notify);
+    }
 }
 
 /// Calls by path that are answered with `ENOSYS` or the like, because the monitor cannot perform them.

@@ -18,6 +18,8 @@ use landlock::{
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 
+use rustix::io::Errno;
+
 use crate::Error;
 use crate::policy::rules::Executions;
 use crate::policy::trees::Trees;
@@ -126,6 +128,20 @@ impl LandlockDomain {
             rules,
         })
     }
+}
+
+/// Lets the calling thread make sockets beneath this directory and nowhere else, for the rest of its life.
+///
+/// # Errors
+/// Where there is no Landlock.
+pub(crate) fn sockets_only_in(directory: &OwnedFd) -> Result<(), Errno> {
+    let confined = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::MakeSock)
+        .and_then(Ruleset::create)
+        .and_then(|rules| rules.add_rule(PathBeneath::new(directory, AccessFs::MakeSock)))
+        .and_then(RulesetCreated::restrict_self);
+    confined.map(drop).map_err(|_| Errno::NOSYS)
 }
 
 /// What the kernel executes. Rights belong to the files that there were when the rules were made: what is made later lies in

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::scene::{build, exists, text};
+use crate::scene::{build, exists, is_superuser, text};
 
 fn attacker() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
@@ -169,6 +169,54 @@ fn what_comes_after_the_start_beside_a_denied_program_is_told() {
     assert_eq!(text(&output.stdout), "ran\nrefused\ndenied\n", "{output:?}");
     let told = text(&output.stderr);
     assert!(told.contains("refused execve: the kernel executes what was there at the start"), "{told}");
+}
+
+/// Who binds every address binds each of them, and those of IPv4 by way of IPv6.
+#[test]
+fn every_address_is_each_of_them() {
+    let shown = text(&Command::new("hostname").arg("-I").output().unwrap().stdout);
+    let Some(own) = shown.split_whitespace().find(|address| !address.contains(':')) else {
+        return orrery_testing::skipped!("this machine has no address but the loopback address");
+    };
+    let stage = Stage::new(&format!("[[rule]]\ncall = 'bind'\naddress = '{own}:18997'\ndeny = 'EACCES'\n"));
+    if !possible(&stage) {
+        return;
+    }
+    let script = "import socket
+def attempt(family, *address):
+    try: socket.socket(family, socket.SOCK_STREAM).bind(address); return 'ok'
+    except OSError as error: return error.errno
+print(attempt(socket.AF_INET, '0.0.0.0', 18997), attempt(socket.AF_INET6, '::', 18997), attempt(socket.AF_INET6, '::ffff:0.0.0.0', 18997))
+print(attempt(socket.AF_INET, '0.0.0.0', 0), attempt(socket.AF_INET, '127.0.0.1', 18997))";
+    let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), "13 13 13\nok ok\n", "{output:?}");
+}
+
+/// The kernel starts what `core_pattern` names outside of every guard; so rules about anything are void where that can be written.
+#[test]
+fn settings_of_the_kernel_are_not_written_under_any_rules() {
+    if !is_superuser() {
+        return orrery_testing::skipped!("only the superuser changes settings");
+    }
+    for policy in [None, Some("[[rule]]\ncall = 'connect'\naddress = '*'\ndeny = 'EACCES'\n")] {
+        let stage = Stage::new("");
+        if let Some(policy) = policy {
+            fs::write(stage.base.join("policy.toml"), policy).unwrap();
+        }
+        if !possible(&stage) {
+            return;
+        }
+        let script = "import os
+now = open('/proc/sys/kernel/core_pattern').read()
+def attempt(path, flags):
+    try: os.write(os.open(path, flags), now.encode()); return 'written'
+    except OSError as error: return error.errno
+print(attempt('/proc/sys/kernel/core_pattern', os.O_WRONLY), attempt('/proc/sys/kernel/core_pattern', os.O_RDWR))
+print(attempt('/proc/self/root/proc/sys/kernel/core_pattern', os.O_WRONLY | os.O_TRUNC))
+print(attempt('/dev/null', os.O_WRONLY), attempt('mine', os.O_WRONLY | os.O_CREAT))";
+        let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+        assert_eq!(text(&output.stdout), "13 13\n13\nwritten written\n", "{policy:?}: {output:?}");
+    }
 }
 
 /// A path to what cannot be handed over could be exchanged until the kernel reads it.

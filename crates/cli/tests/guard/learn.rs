@@ -95,7 +95,7 @@ END",
 fn files_that_are_changed_in_place_are_learnt() {
     School::new().suffices(
         "printf '3\\n1\\n2\\n' > list; mkdir logs",
-        "sed -i s/9/8/ list; sort -o list list; cat list; : > logs/run-$$-$(date +%N).log; echo x >> total; mktemp -d | wc -l",
+        "sed -i s/9/8/ list; sort -o list list; cat list; : > logs/run-$$-$(date +%N).log; echo x >> total; d=$(mktemp -d); echo made > $d/f; cat $d/f; rm -r $d",
     );
 }
 

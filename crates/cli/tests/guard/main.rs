@@ -299,6 +299,36 @@ print(socket.recv_fds(b, 1, 1)[0], os.path.exists('own'))
     assert_eq!((datagrams.recv(&mut received).unwrap(), &received[..2]), (2, b"ab".as_slice()));
 }
 
+/// A socket is known by the path that it was bound to, as others find it there.
+#[test]
+fn sockets_have_the_names_that_they_were_given() {
+    let scene = Scene::ordinary();
+    scene.change(|policy| {
+        format!(
+            "{policy}\n[network]\nbind = [\"unix:{0}\"]\nconnect = [\"unix:{0}\"]\n",
+            scene.work.display()
+        )
+    });
+    scene.same(
+        "mkdir sub; ln -s sub link; umask 027; /usr/bin/python3 -S - <<'END'
+import os, socket
+from multiprocessing.managers import SyncManager
+here = os.getcwd()
+for path in (here + '/absolute', 'relative', 'sub/below', './dots', 'link/through', here + '/link/both', '/proc/self/cwd/magic'):
+    server = socket.socket(socket.AF_UNIX); server.bind(path); server.listen()
+    name = server.getsockname()
+    client = socket.socket(socket.AF_UNIX); client.connect(os.path.join(here, path))
+    known = path.startswith('/proc') or name == path and client.getpeername() == path
+    print(path.startswith('/') or path, known, oct(os.stat(path).st_mode))
+    try: socket.socket(socket.AF_UNIX).bind(path)
+    except OSError as error: print(error.errno)
+manager = SyncManager(address=here + '/manager'); manager.start()
+print(list(manager.list([1, 2]))); manager.shutdown()
+print(sorted(os.listdir('.')), sorted(os.listdir('sub')), os.getcwd() == here)
+END",
+    );
+}
+
 #[test]
 fn memory_of_others_is_not_attached() {
     if !exists("ipcmk") || !exists("ipcrm") {

@@ -183,6 +183,32 @@ fn names_that_the_kernel_picks_have_to_be_listed() {
     );
 }
 
+/// What was asked about when it was bound listens, as often as it likes; Go's servers are MPTCP's.
+#[test]
+fn who_is_bound_listens() {
+    let scene = Scene::ordinary();
+    scene.change(|policy| {
+        format!(
+            "{policy}\n[network]\nbind = [\"127.0.0.1:0\", \"[::1]:0\", \"unix:{}\", \"unix:@\"]\n",
+            scene.work.display()
+        )
+    });
+    let script = "
+import socket
+made = []
+for family, address in ((socket.AF_INET, ('127.0.0.1', 0)), (socket.AF_INET6, ('::1', 0)), (socket.AF_UNIX, 'path'), (socket.AF_UNIX, b'')):
+    for protocol in (0, 262) if family != socket.AF_UNIX else (0,):
+        try: server = socket.socket(family, socket.SOCK_STREAM, protocol)
+        except OSError: continue
+        server.bind(address)
+        server.listen(1); server.listen(2)
+        made.append(server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+print(len(made) >= 4, set(made))
+";
+    let output = scene.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), "True {1}\n", "{output:?}");
+}
+
 /// Rules that let everything pass but addresses, under `orrery run --enforce`.
 #[test]
 fn rules_about_addresses_are_held_by_every_way() {

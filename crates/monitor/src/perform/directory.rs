@@ -15,7 +15,8 @@ use crate::syscall::{Syscall, exists};
 
 const HERE: i32 = libc::AT_FDCWD;
 
-fn parent(path: &[u8]) -> &[u8] {
+/// The directory in which a path's last name is.
+pub(super) fn parent(path: &[u8]) -> &[u8] {
     &path[..path.iter().rposition(|&byte| byte == b'/').unwrap_or(0)]
 }
 

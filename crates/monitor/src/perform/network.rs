@@ -24,6 +24,7 @@ use syscalls::{Sysno, syscall};
 use super::stat::by_number;
 use crate::answer::{Answer, Outcome};
 use crate::file::{DirectoryEntry, Location};
+use crate::landlock;
 use crate::log::Event;
 use crate::memory;
 use crate::policy::Rights;
@@ -58,6 +59,10 @@ fn transport(socket: &OwnedFd) -> Option<Transport> {
 
 fn half(bytes: &[u8], at: usize) -> Result<[u8; 2], Errno> {
     bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)
+}
+
+fn is_unspecified(bytes: &[u8]) -> bool {
+    half(bytes, 0).is_ok_and(|family| i32::from(u16::from_ne_bytes(family)) == libc::AF_UNSPEC)
 }
 
 /// What an address is for: the kernel does not read it alike everywhere.
@@ -179,6 +184,10 @@ impl Syscall<'_> {
         let new = self.redirection(&named)?;
         let redirected = new.is_some();
         let mut bytes = new.unwrap_or(bytes);
+        // An IPv6 socket may become one of IPv4 (IPV6_ADDRFORM), which would take this for an address.
+        if purpose == Use::Message && is_unspecified(&bytes) && domain(socket) == Some(libc::AF_INET6) {
+            return Ok(Checked { bytes: Vec::new(), _held: None });
+        }
         if let Some(address) = meant(&mut bytes)? {
             self.permit_connect(&address, redirected)?;
             return Ok(Checked { bytes, _held: None });
@@ -276,9 +285,54 @@ pub(super) fn bind(syscall: &Syscall<'_>) -> Outcome {
     }
     syscall.still_waits()?;
     syscall.assume_umask()?;
-    let bound = bind_in(&socket, &place)?;
+    if !bind_as_written(syscall, &socket, &place, &bytes)? {
+        bind_in(&socket, &place)?;
+    }
     syscall.made(&place.path, own);
-    Ok(bound)
+    Ok(Answer::Value(0))
+}
+
+/// Binds to the path that the program wrote, so that the socket is known by it, as getsockname(2) tells. The kernel reads the
+/// path once more: so this is done by a thread that a Landlock domain lets make sockets in that directory and nowhere else.
+/// Returns whether that could be.
+fn bind_as_written(
+    syscall: &Syscall<'_>,
+    socket: &OwnedFd,
+    place: &DirectoryEntry,
+    bytes: &[u8],
+) -> Result<bool, Errno> {
+    let path = socket_path(bytes);
+    let directory = crate::perform::directory::parent(&place.path);
+    // The domain lets sockets be made in directories beneath, too.
+    if path == place.name
+        || syscall.state.policy.trees.differ_beneath(directory)
+        || syscall.keeps_names(directory)
+    {
+        return Ok(false);
+    }
+    let start = if path.first() == Some(&b'/') { None } else { Some(syscall.directory(libc::AT_FDCWD)?) };
+    let bind = || {
+        landlock::sockets_only_in(&place.directory)?;
+        if let Some(start) = &start {
+            rustix::process::fchdir(start)?;
+        }
+        // SAFETY: the address is as long as stated.
+        unsafe { syscall!(Sysno::bind, socket.as_raw_fd(), bytes.as_ptr(), bytes.len()) }.map_err(errno)
+    };
+    // It has the credentials, the umask and the current directory of this one.
+    let bound = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, bind);
+        thread.map_err(|_| Errno::AGAIN).and_then(|thread| thread.join().unwrap_or(Err(Errno::IO)))
+    });
+    if start.is_some() {
+        rustix::process::chdir("/")?;
+    }
+    match bound {
+        Ok(_) => Ok(true),
+        Err(Errno::ADDRINUSE) => Err(Errno::ADDRINUSE),
+        // The path is another one for the monitor (/proc/self), or there is no Landlock.
+        Err(_) => Ok(false),
+    }
 }
 
 /// Binds to a name in a directory that is held fast, from within it: there is no bindat(2). The thread has a current
