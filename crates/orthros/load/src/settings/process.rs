@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use super::Listing;
+use super::listing::Listing;
 
 const PAGE: usize = 4096;
 /// Lines of `/proc/PID/status` that are counters, or sizes that memory comes with.
