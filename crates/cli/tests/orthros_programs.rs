@@ -7,7 +7,7 @@ mod pairs;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pairs::{ONE_PAIR, Up, connect, missing};
 
@@ -71,6 +71,65 @@ fn haproxy_keeps_its_connections_over_two_panics() {
             assert_eq!(ask(&mut connection, &what), format!("<{what}>"));
         }
         up.expect("renewed");
+    }
+    up.say("quit");
+    up.expect("end");
+}
+
+/// In place of criu: fails twice as criu does when it cannot make a file, and then when it cannot make a process.
+const FAILING: &str = r##"#!/bin/busybox sh
+[ "$1" = restore ] || exec /usr/sbin/criu "$@"
+fail() {
+    echo "$2" > /run/orrery/restore.log
+    for line in $(busybox seq 3000); do echo "(00.2)      2: nothing to see"; done >> /run/orrery/restore.log
+    busybox touch /run/orrery/failed-$1
+    exit 1
+}
+[ -e /run/orrery/failed-1 ] || fail 1 "(00.1)      2: Error (criu/pipes.c:1): no pipe
+(00.1)      2: Error (criu/files.c:1213): Unable to open fd=7 id=0x1b"
+[ -e /run/orrery/failed-2 ] || fail 2 "(00.1)      $(busybox cat /tmp/child): Error (criu/mem.c:1): no memory"
+exec /usr/sbin/criu "$@"
+"##;
+
+/// Has a pipe and a child, which a failover costs, and a device that is no terminal.
+const VICTIM: &str = "busybox mkfifo /tmp/pipe; exec 7<>/tmp/pipe 8</dev/kmsg; sleep 1000 & echo $! > /tmp/child; wait $!; \
+    echo \"the child ends with $?, the pipe with <$(cat <&7)>\" > /run/verdict; sleep 1000";
+
+/// What criu cannot restore costs itself, whatever it is: the service goes on without it.
+#[test]
+fn what_criu_cannot_restore_is_left_out() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let criu = directory.path().join("criu");
+    std::fs::write(&criu, FAILING).unwrap();
+    std::fs::set_permissions(&criu, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let file = format!("{}:/usr/local/bin/criu", criu.display());
+    let mut up =
+        Up::start(&["--file", &file, "--program", "sleep", "--program", "cat"], &["sh", "-c", VICTIM]);
+    up.expect("help");
+    up.say("crash panic");
+    let survived = up.expect("survived");
+    let remarks = survived["failover"]["summary"]["remarks"].to_string();
+    for words in ["is hung up: criu cannot restore it", "no pipe", "count as killed", "no memory"] {
+        assert!(remarks.contains(words), "{words}: {remarks}");
+    }
+    assert!(remarks.contains("(/dev/kmsg) is hung up: devices are not carried over"), "{remarks}");
+    assert!(!remarks.contains("nothing to see"), "{remarks}");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        up.say("run busybox find /run -name verdict -exec cat {} ;");
+        let verdict = up.expect("ran")["text"].as_str().unwrap().trim().to_owned();
+        if !verdict.is_empty() {
+            assert_eq!(verdict, "the child ends with 137, the pipe with <>");
+            break;
+        }
+        assert!(Instant::now() < deadline, "it says nothing");
+        std::thread::sleep(Duration::from_millis(100));
     }
     up.say("quit");
     up.expect("end");

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Descriptor as KernelDescriptor, FileKind, IdKind, Kernel, State, Task};
 
+use super::Exclusions;
 use super::clocks::Clocks;
 use super::cpu_registers::CpuRegisters;
 use super::file_table::FileTable;
@@ -17,6 +18,7 @@ pub(super) struct Reader<'k> {
     cpus: &'k CpuRegisters,
     clocks: Clocks,
     lazy: bool,
+    exclusions: &'k Exclusions,
     files: FileTable<'k>,
     filters: FilterTable,
     /// The namespaces of the service's own process.
@@ -24,9 +26,15 @@ pub(super) struct Reader<'k> {
 }
 
 impl<'k> Reader<'k> {
-    pub(super) fn new(kernel: &'k Kernel, cpus: &'k CpuRegisters, clocks: Clocks, lazy: bool) -> Self {
+    pub(super) fn new(
+        kernel: &'k Kernel,
+        cpus: &'k CpuRegisters,
+        clocks: Clocks,
+        lazy: bool,
+        exclusions: &'k Exclusions,
+    ) -> Self {
         let (files, filters) = (FileTable::new(kernel, clocks), FilterTable::default());
-        Self { kernel, cpus, clocks, lazy, files, filters, namespaces: Vec::new() }
+        Self { kernel, cpus, clocks, lazy, exclusions, files, filters, namespaces: Vec::new() }
     }
 
     /// Reads the process `pid` and all its descendants.
@@ -115,6 +123,9 @@ impl<'k> Reader<'k> {
             bail!("its children: {problem}");
         }
         let pid = innermost(process, IdKind::Process)?;
+        if let Some(why) = self.exclusions.processes.get(&pid) {
+            bail!("{why}");
+        }
         let namespaces = namespaces(process)?;
         if is_root {
             self.namespaces = namespaces;
@@ -219,7 +230,12 @@ impl<'k> Reader<'k> {
             table.push(entry(descriptor, file));
         }
         for descriptor in descriptors.found.iter().filter(|descriptor| !is_stored(descriptor)) {
-            let file = match open_file::add(&mut self.files, &descriptor.file) {
+            let excluded = self.exclusions.descriptors.get(&(pid, descriptor.number));
+            let read = match excluded {
+                Some(why) => Err(anyhow::anyhow!("{why}")),
+                None => open_file::add(&mut self.files, &descriptor.file),
+            };
+            let file = match read {
                 Ok(file) => file,
                 Err(error) => {
                     let remark = format!("process {pid}: {} is hung up: {error:#}", describe(descriptor));
