@@ -167,7 +167,8 @@ pub(crate) fn restore(kernel: &Arc<Kernel>, mut images: Images) -> Result<(i32, 
     let begin = pre_resume::now();
     let _settings = [TemporarySetting::set(OVERCOMMIT), TemporarySetting::set(NO_HUGE_PAGES)];
     // Opened when the service comes onto the network.
-    if let Err(error) = loopback::close() {
+    let closed = loopback::close();
+    if let Err(error) = &closed {
         remarks.push(format!("connections of the service with itself may be lost: {error:#}"));
     }
     let mut attempts = 1;
