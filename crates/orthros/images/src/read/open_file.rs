@@ -82,6 +82,12 @@ fn add_socket<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>, flags: u32) ->
         (None, None) => bail!("it is no socket that is known"),
     };
     files.add_settings(id, settings.settings);
+    if let Some(uid) = socket_options::peer(file)? {
+        let number = file.inode_number()?;
+        files.remarks().add_once(format!(
+            "the Unix socket {number} returns other credentials of its peer (SO_PEERCRED), which were those of user {uid}"
+        ));
+    }
     Ok(id)
 }
 
