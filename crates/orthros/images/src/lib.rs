@@ -19,5 +19,5 @@ pub use model::{
     PageRun, PendingConnection, RestoreState, SemaphoreSet, Service, SocketOption, SocketRestrictions,
     SocketSettings, ThreadAttributes, ThreadCall, UnnamedFile,
 };
-pub use read::{CpuRegisters, MAX_UNNAMED_FILE, estimate_memory, read_service, time_of_death};
+pub use read::{CpuRegisters, Exclusions, MAX_UNNAMED_FILE, estimate_memory, read_service, time_of_death};
 pub use write::{fill_unnamed_file, write};

@@ -2,19 +2,17 @@
 //! again when it finds itself under another kernel. What differs is its verdict.
 
 mod files;
+mod listing;
 mod process;
 mod sockets;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
 use anyhow::Result;
+use listing::Listing;
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-
-/// What the kernel says, by what was asked.
-type Listing = BTreeMap<String, String>;
 
 struct Held {
     sockets: sockets::Sockets,
@@ -68,10 +66,4 @@ fn difference(before: &Listing, after: &Listing) -> String {
         }
     }
     if lines.is_empty() { "nothing differs\n".to_owned() } else { lines }
-}
-
-/// Returns bytes in hexadecimal digits, without the zeros at their end.
-fn hex(bytes: &[u8]) -> String {
-    let length = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    bytes[..length].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -28,6 +28,8 @@ use crate::{disk, writeback};
 const STAGE: &str = "CRTOOLS_SCRIPT_ACTION";
 const IMAGES: &str = "CRTOOLS_IMAGE_DIR";
 const OUTCOME: &str = "/run/orrery/online";
+/// Exists from the moment on at which the service may act on what others see.
+const BEGUN: &str = "/run/orrery/going-online";
 
 /// When the service came onto the network, by `CLOCK_MONOTONIC`, and what did not work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -57,6 +59,7 @@ pub(crate) fn run(stage: &str) -> Result<()> {
     }
     let from = now();
     let tidied = disk::mount_point().map_or(Ok(()), |mount_point| writeback::finish(&mount_point));
+    fs::write(BEGUN, "").with_context(|| format!("cannot write {BEGUN}"))?;
     Control::open()?.send(&Report::Online)?;
     let images = std::env::var(IMAGES).with_context(|| format!("criu did not set {IMAGES}"))?;
     // Without it, sockets would be open to what their filters drop.
@@ -89,6 +92,11 @@ pub(crate) fn run(stage: &str) -> Result<()> {
     let remarks = remarks.into_iter().flatten().chain(lost_routes).chain(unset).collect();
     let outcome = Outcome { from, to: now(), remarks };
     fs::write(OUTCOME, serde_json::to_vec(&outcome)?).with_context(|| format!("cannot write {OUTCOME}"))
+}
+
+/// Returns whether the service was about to come onto the network: it must not be restored from the same memory again.
+pub(crate) fn has_begun() -> bool {
+    Path::new(BEGUN).exists()
 }
 
 /// Returns when the service came onto the network, and what did not work; `None` if it did not.

@@ -19,6 +19,9 @@ const LISTEN: u32 = 10;
 /// Devices that every machine has.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
+/// The major numbers of terminals: `/dev/tty` and its like, and pseudo-terminals.
+const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [2..=5, 128..=143];
+
 /// Adds a file to the table, unless it is there, and returns its ID.
 pub(super) fn add<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> Result<FileId> {
     if let Some(known) = files.known(file) {
@@ -35,7 +38,11 @@ pub(super) fn add<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> Result<
     let entry = match kind {
         FileKind::Regular | FileKind::Directory => return files.add_regular(file),
         FileKind::CharacterDevice => {
-            if let Some(terminal) = file.terminal()? {
+            let major = file.attributes()?.device >> 20;
+            // Other drivers have something else where a terminal's has its terminal.
+            if TERMINALS.iter().any(|majors| majors.contains(&major))
+                && let Some(terminal) = file.terminal()?
+            {
                 return terminals::add(files, file, terminal);
             }
             if !DEVICES.contains(&&*file.path()?.display()) {
@@ -75,6 +82,12 @@ fn add_socket<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>, flags: u32) ->
         (None, None) => bail!("it is no socket that is known"),
     };
     files.add_settings(id, settings.settings);
+    if let Some(uid) = socket_options::peer(file)? {
+        let number = file.inode_number()?;
+        files.remarks().add_once(format!(
+            "the Unix socket {number} returns other credentials of its peer (SO_PEERCRED), which were those of user {uid}"
+        ));
+    }
     Ok(id)
 }
 

@@ -1,8 +1,11 @@
 //! The tree of processes.
 
+use std::collections::HashMap;
+
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Descriptor as KernelDescriptor, FileKind, IdKind, Kernel, State, Task};
 
+use super::Exclusions;
 use super::clocks::Clocks;
 use super::cpu_registers::CpuRegisters;
 use super::file_table::FileTable;
@@ -17,16 +20,35 @@ pub(super) struct Reader<'k> {
     cpus: &'k CpuRegisters,
     clocks: Clocks,
     lazy: bool,
+    exclusions: &'k Exclusions,
     files: FileTable<'k>,
     filters: FilterTable,
     /// The namespaces of the service's own process.
     namespaces: Vec<u64>,
+    /// What processes may share although they are no threads of one process, with the PID of the first that had it.
+    shared: HashMap<u64, u32>,
 }
 
 impl<'k> Reader<'k> {
-    pub(super) fn new(kernel: &'k Kernel, cpus: &'k CpuRegisters, clocks: Clocks, lazy: bool) -> Self {
+    pub(super) fn new(
+        kernel: &'k Kernel,
+        cpus: &'k CpuRegisters,
+        clocks: Clocks,
+        lazy: bool,
+        exclusions: &'k Exclusions,
+    ) -> Self {
         let (files, filters) = (FileTable::new(kernel, clocks), FilterTable::default());
-        Self { kernel, cpus, clocks, lazy, files, filters, namespaces: Vec::new() }
+        Self {
+            kernel,
+            cpus,
+            clocks,
+            lazy,
+            exclusions,
+            files,
+            filters,
+            namespaces: Vec::new(),
+            shared: HashMap::new(),
+        }
     }
 
     /// Reads the process `pid` and all its descendants.
@@ -115,6 +137,9 @@ impl<'k> Reader<'k> {
             bail!("its children: {problem}");
         }
         let pid = innermost(process, IdKind::Process)?;
+        if let Some(why) = self.exclusions.processes.get(&pid) {
+            bail!("{why}");
+        }
         let namespaces = namespaces(process)?;
         if is_root {
             self.namespaces = namespaces;
@@ -137,6 +162,7 @@ impl<'k> Reader<'k> {
         if let Some(problem) = threads.problems.first() {
             bail!("its threads: {problem}");
         }
+        self.refuse_shared_memory(process, pid)?;
         self.remark_on_limits(process, pid)?;
         let answers = Answers::of(process)?;
         let reading = thread::Reading { kernel: self.kernel, cpus: self.cpus, answers: answers.as_ref() };
@@ -174,6 +200,32 @@ impl<'k> Reader<'k> {
             descriptors,
             locks,
         })
+    }
+
+    /// Refuses a process that shares the memory of another one without being its thread (`CLONE_VM` of clone(2)): with memory of its own it
+    /// would go wrong silently. Shared tables of descriptors and directories are separate afterwards, with a remark.
+    fn refuse_shared_memory(&mut self, process: &Task<'_>, pid: u32) -> Result<()> {
+        let task = process.object();
+        // A child of vfork(2) only executes another program.
+        let is_borrowed = task.u64("vfork_done")? != 0;
+        if let Some(space) = process.address_space()?
+            && let Some(other) = self.first_owner(space.object().address(), pid)
+            && !is_borrowed
+        {
+            bail!("it shares the memory of process {other}, of which it is no thread");
+        }
+        for (path, what) in [("files", "file descriptors"), ("fs", "directories and umask")] {
+            if let Some(other) = self.first_owner(task.u64(path)?, pid) {
+                let remark = format!("process {pid} shares its {what} with process {other} no more");
+                self.files.remarks().add_loss(remark);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a process has something, and returns the other one that had it first.
+    fn first_owner(&mut self, address: u64, pid: u32) -> Option<u32> {
+        Some(*self.shared.entry(address).or_insert(pid)).filter(|&first| first != pid && address != 0)
     }
 
     /// Adds remarks about limits and duties that a restored process does not have.
@@ -219,7 +271,12 @@ impl<'k> Reader<'k> {
             table.push(entry(descriptor, file));
         }
         for descriptor in descriptors.found.iter().filter(|descriptor| !is_stored(descriptor)) {
-            let file = match open_file::add(&mut self.files, &descriptor.file) {
+            let excluded = self.exclusions.descriptors.get(&(pid, descriptor.number));
+            let read = match excluded {
+                Some(why) => Err(anyhow::anyhow!("{why}")),
+                None => open_file::add(&mut self.files, &descriptor.file),
+            };
+            let file = match read {
                 Ok(file) => file,
                 Err(error) => {
                     let remark = format!("process {pid}: {} is hung up: {error:#}", describe(descriptor));

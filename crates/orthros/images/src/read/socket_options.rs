@@ -12,6 +12,7 @@ use orrery_kimage::{Error, Kernel, Object, OpenFile};
 
 use crate::model::{SocketOption, SocketRestrictions, SocketSettings};
 
+const UNIX: u32 = 1;
 const INET: u32 = 2;
 const INET6: u32 = 10;
 const STREAM: u32 = 1;
@@ -92,6 +93,17 @@ pub(super) fn read(file: &OpenFile<'_>) -> Result<Found> {
         interface: interface(sock)?,
     };
     Ok(reader.found)
+}
+
+/// Returns the user of a Unix socket's peer as it was connected (`SO_PEERCRED`), if that is another than root: the restored sockets are
+/// made by root.
+pub(super) fn peer(file: &OpenFile<'_>) -> Result<Option<u32>> {
+    let sock = file.object().required("private_data", "socket")?.required("sk", "sock")?;
+    if sock.u32("__sk_common.skc_family")? != UNIX {
+        return Ok(None);
+    }
+    let Some(credentials) = sock.pointer("sk_peer_cred", "cred")? else { return Ok(None) };
+    Ok(Some(credentials.u32("euid")?).filter(|&uid| uid != 0))
 }
 
 /// Refuses a socket with a setting that protects it, and that cannot be made again.

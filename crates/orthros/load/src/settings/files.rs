@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::{dup, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::Listing;
+use super::listing::Listing;
 
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use super::Listing;
+use super::listing::Listing;
 
 const PAGE: usize = 4096;
 /// Lines of `/proc/PID/status` that are counters, or sizes that memory comes with.
@@ -54,6 +54,8 @@ pub(super) struct Process {
     /// The pages with advice, and those that only belong to this process.
     memory: usize,
     child: i32,
+    /// A child that shares this program's memory.
+    sharing: i32,
 }
 
 fn prctl(option: i32, words: [u64; 4]) -> i32 {
@@ -65,6 +67,26 @@ fn prctl(option: i32, words: [u64; 4]) -> i32 {
 fn must(result: i64, what: &str) -> Result<()> {
     ensure!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
     Ok(())
+}
+
+/// Starts a process that shares this one's memory without being a thread of it.
+fn sharing_child() -> Result<i32> {
+    const STACK: usize = 16 * PAGE;
+    extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
+        loop {
+            // SAFETY: pause takes nothing.
+            unsafe { libc::pause() };
+        }
+    }
+    // Aligned, and never freed.
+    let stack: &'static mut [u128] = Box::leak(vec![0; STACK / size_of::<u128>()].into_boxed_slice());
+    // SAFETY: the child has a stack of its own, which is never freed, and only makes system calls on it.
+    let child = unsafe {
+        let top = stack.as_mut_ptr_range().end;
+        libc::clone(wait, top.cast(), libc::CLONE_VM | libc::SIGCHLD, std::ptr::null_mut())
+    };
+    must(child.into(), "clone")?;
+    Ok(child)
 }
 
 impl Process {
@@ -99,7 +121,7 @@ impl Process {
         }
         // Where the processor has no such setting, there is none to survive.
         let _ = prctl(libc::PR_SET_SPECULATION_CTRL, [0, 4, 0, 0]);
-        Ok(Self { memory, child: Self::child_without_clock()? })
+        Ok(Self { memory, child: Self::child_without_clock()?, sharing: sharing_child()? })
     }
 
     /// Starts a child that may not read the time stamp counter, which this program does all the time.
@@ -191,9 +213,11 @@ impl Process {
         listing.insert("host name".to_owned(), format!("{:?} {:?}", name.nodename(), name.domainname()));
         self.list_fork(listing)?;
         list_proc(listing)?;
-        let child = fs::read_to_string(format!("/proc/{}/status", self.child))?;
-        let state = child.lines().find(|line| line.starts_with("State:")).unwrap_or("none").to_owned();
-        listing.insert("child".to_owned(), state);
+        for (name, child) in [("child", self.child), ("child that shares memory", self.sharing)] {
+            let status = fs::read_to_string(format!("/proc/{child}/status"))?;
+            let has_ended = status.lines().any(|line| line.starts_with("State:\tZ"));
+            listing.insert(name.to_owned(), if has_ended { "has ended" } else { "lives" }.to_owned());
+        }
         list_future(listing)
     }
 

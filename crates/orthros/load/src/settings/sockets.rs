@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Result, ensure};
 
-use super::{Listing, hex};
+use super::listing::{Listing, hex};
 
 /// Options that are not settings: counters, identities of the kernel's own, what reading changes, and what needs an argument.
 const NO_SETTINGS: &[(i32, i32)] = &[
