@@ -51,6 +51,8 @@ orrery_testing::cases![
     a_core_dump_stays_small,
     many_orbits_live_side_by_side,
     waiting_threads_all_learn_of_a_crash,
+    a_stopped_orbit_holds_up_no_call_without_a_value,
+    updates_that_nobody_receives_are_bounded,
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
     scribbling_over_all_shared_memory_makes_no_processes,
@@ -935,4 +937,63 @@ fn what_a_task_forked_ends_with_main() {
     kill(main.cast_unsigned());
     assert!(ends(u32::from_ne_bytes(forked)), "it outlived main");
     assert!(rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok());
+}
+
+fn a_stopped_orbit_holds_up_no_call_without_a_value() {
+    let orbit = Orbit::builder("stopped").queue(16).entry(|_| 1).create().unwrap();
+    let pid = Pid::from_raw(orbit.pid().unwrap().cast_signed()).unwrap();
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+    kill_process(pid, Signal::STOP).unwrap();
+    let call = Call::new().flags(orrery_orbit::Flags::NO_RETURN_VALUE);
+    let begin = Instant::now();
+    let results: Vec<_> = (0..1000).map(|_| orbit.call_async(&call).map(drop)).collect();
+    // By default the others would wait for a second each.
+    assert!(begin.elapsed() < Duration::from_secs(100));
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 16);
+    assert!(results[16..].iter().all(|result| matches!(result, Err(Error::QueueFull { .. }))));
+    assert_eq!(orbit.statistics().unwrap().dropped, 984);
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+}
+
+fn updates_that_nobody_receives_are_bounded() {
+    const BOUND: usize = 1 << 20;
+    for size in [1, 1000, 30_000, 100_000] {
+        let orbit = Orbit::builder("mailer")
+            .unreceived_updates(BOUND)
+            .entry(move |task| {
+                let mut scratch = Scratch::new();
+                for _ in 0..4 * BOUND / (size + 64) {
+                    scratch.data(&vec![1; size]);
+                    task.send(&mut scratch).unwrap();
+                }
+                5
+            })
+            .create()
+            .unwrap();
+        for _ in 0..2 {
+            let finished = orbit.call_and_receive(&Call::new()).unwrap();
+            assert_eq!(finished.result, Ok(5));
+            let good = finished.updates.iter().filter(|update| update.is_ok()).count();
+            assert!(good * size <= BOUND && good > 0, "{good} of {size} bytes");
+            let refused: Vec<_> =
+                finished.updates.iter().filter_map(|update| update.as_ref().err()).collect();
+            assert_eq!(refused.len(), 1, "{refused:?}");
+            assert!(refused[0].to_string().contains("1048576 bytes"), "{}", refused[0]);
+        }
+    }
+    // A task that sends without end does not keep main from its deadlines.
+    let orbit = Orbit::builder("flood")
+        .entry(|task| {
+            let bytes = vec![1; 100_000];
+            loop {
+                task.send(Scratch::new().data(&bytes)).unwrap();
+            }
+        })
+        .create()
+        .unwrap();
+    let future = orbit.call_async(&Call::new()).unwrap();
+    for _ in 0..20 {
+        assert!(matches!(future.get_within(Duration::from_millis(20)), Err(Error::TimedOut { .. })));
+    }
 }
