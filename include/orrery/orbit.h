@@ -90,7 +90,7 @@ enum orrery_orbit_restart {
 };
 
 enum orrery_orbit_when_full {
-    ORRERY_ORBIT_FULL_WAIT_A_SECOND, /* then fail */
+    ORRERY_ORBIT_FULL_WAIT_A_SECOND, /* then fail; less with ORRERY_ORBIT_NO_RETURN_VALUE, and not at all if it hangs */
     ORRERY_ORBIT_FULL_WAIT,
     ORRERY_ORBIT_FULL_FAIL,
     ORRERY_ORBIT_FULL_CANCEL_OLDEST /* cancellable call */

@@ -118,6 +118,8 @@ struct ChildSpec {
     spare_memory: Option<SharedMemory>,
     watcher: Watcher,
     spare_watcher: Option<Watcher>,
+    /// For what an instance forks.
+    descendant_watcher: Watcher,
     body: Body,
 }
 
@@ -180,6 +182,8 @@ impl Domain {
             .restartable
             .then(|| Watcher::prepare(main.as_raw_fd(), core::ptr::null()))
             .transpose()?;
+        let descendant_watcher = Watcher::prepare(main.as_raw_fd(), core::ptr::null())?;
+        forked::prepare_descendants();
         let setup = PostForkSetup {
             bounds,
             scheduling,
@@ -190,7 +194,15 @@ impl Domain {
         let setup_memory = SharedMemory::for_domains("orrery-setup", 1)?;
         let spare_memory =
             settings.restartable.then(|| SharedMemory::for_domains("orrery-spare", 1)).transpose()?;
-        let spec = Box::new(ChildSpec { setup, setup_memory, spare_memory, watcher, spare_watcher, body });
+        let spec = Box::new(ChildSpec {
+            setup,
+            setup_memory,
+            spare_memory,
+            watcher,
+            spare_watcher,
+            descendant_watcher,
+            body,
+        });
         let shared: Vec<&SharedMemory> = channel.memory().into_iter().chain(shared.iter().copied()).collect();
         let reap = settings.restartable || settings.reaper == Reaper::Library;
         let (spare, process) = if settings.restartable {
@@ -350,6 +362,8 @@ fn run_spare(spec: &ChildSpec, mask: signals::Mask) -> ! {
 
 /// In the new domain: settles, then lives.
 fn run_instance(spec: &ChildSpec, mask: signals::Mask) -> ! {
+    // SAFETY: in a domain the spec is never freed.
+    forked::watch_descendants(unsafe { &*core::ptr::from_ref(&spec.descendant_watcher) });
     let page = spec.setup_page();
     let fail = |step: SetupStep, errno: Errno| -> ! {
         let packed = (step as u32) << 16 | errno.raw_os_error().unsigned_abs() & 0xffff;
@@ -419,7 +433,7 @@ fn errno_of(raw: i32) -> Errno {
 /// Takes hold of a new child and lets it settle.
 fn await_setup(spec: &ChildSpec, pid: Pid, reap: bool) -> Result<Process> {
     let page = spec.setup_page();
-    let process = Process::hold_child(pid, reap)?;
+    let process = Process::hold_child(pid, reap)?.leading_group();
     page.may_set_up.store(1, Ordering::SeqCst);
     wake(&page.may_set_up);
     let done = await_word(&page.setup_result, process.as_fd(), |value| value != 0);
