@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !logs {
         return Err(hijack.execute(program, rest).into());
     }
-    let status = trace::follow(&hijack, program, rest, log, Style::default())?;
+    let status = trace::follow(&hijack, program, rest, log, Style::default(), &[])?;
     trace::end_as(status)
 }
 

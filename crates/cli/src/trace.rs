@@ -3,6 +3,7 @@
 mod clock;
 mod forward;
 mod line;
+mod pending;
 mod report;
 pub(crate) mod select;
 
@@ -15,7 +16,7 @@ use std::process::{ExitStatus, exit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{ArgAction, Args};
@@ -25,9 +26,12 @@ use orrery_hijack::{Events, Hijack, Options, Policy};
 use clock::Clock;
 pub(crate) use line::Style;
 pub(crate) use line::Writer;
+use pending::Pending;
 
 /// How often the journal is looked at.
 const INTERVAL: Duration = Duration::from_millis(2);
+/// How long after a signal calls are shown that have not returned.
+const SETTLED: Duration = Duration::from_millis(200);
 
 /// Trace the system calls of a program and its children, or count them (-c)
 ///
@@ -200,6 +204,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         };
         let descriptors = arguments.decode_fds > 0 || selection.descriptors;
         let detail = Detail { buffers: arguments.string_limit, descriptors };
+        // Whether a call that has not returned is about a path is not looked at.
+        let watched = if arguments.path.is_empty() { selected.clone() } else { Vec::new() };
         let traced = Policy::telling(selected, arguments.stack_trace).about(&arguments.path).detailed(detail);
         // What the policy answers is traced as well.
         let mut all = traced.then(policy);
@@ -208,12 +214,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         let hijack = Hijack::start(options.policy(all))?;
         crate::pipes::restore();
-        follow(&hijack, program, rest, output, style)?
+        follow(&hijack, program, rest, output, style, &watched)?
     };
     end_as(status)
 }
 
-/// Runs a program as a child, and writes the calls that its policy logs, until it ends.
+/// Runs a program as a child, and writes the calls that its policy logs, until it ends. `watched` are the calls that are written, too,
+/// if they have not returned then.
 ///
 /// # Errors
 /// Where it cannot be started, or nothing be written.
@@ -223,9 +230,13 @@ pub(crate) fn follow(
     rest: &[OsString],
     output: Box<dyn Write + Send>,
     style: Style,
+    watched: &[u32],
 ) -> anyhow::Result<ExitStatus> {
-    let logger = Logger::prepare(hijack, output, style);
+    let mut logger = Logger::prepare(hijack, output, style);
     let child = hijack.spawn(program, rest)?;
+    if let Some(program) = u32::try_from(child.pid()).ok().filter(|_| !watched.is_empty()) {
+        logger.writer.watch(Pending::new(program, watched));
+    }
     forward::to(child.pid());
     let logging = logger.start();
     let pid = child.pid();
@@ -284,6 +295,7 @@ impl RunningLogger {
 
 /// Writes events as they come, until the program has ended and nothing is left.
 fn write_events(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Result<()> {
+    let mut interrupted = None;
     loop {
         let last = ended.load(Relaxed);
         let mut some = false;
@@ -293,6 +305,17 @@ fn write_events(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) ->
         }
         if last && !some {
             break;
+        }
+        if !some {
+            if forward::was_interrupted() {
+                interrupted = Some(Instant::now());
+            }
+            // The program has the same signal: calls that this interrupts, and that are made again, are settled by then.
+            if interrupted.is_some_and(|when| when.elapsed() >= SETTLED) {
+                interrupted = None;
+                writer.show_pending()?;
+            }
+            writer.look()?;
         }
         writer.flush()?;
         thread::sleep(INTERVAL);

@@ -252,7 +252,29 @@ fn lines_tell_as_much_as_is_asked_for() {
     let text =
         told(&["-k", "-e", "getppid"], &["/usr/bin/python3", "-I", "-S", "-c", "import os; os.getppid()"]);
     let frames: Vec<_> = text.lines().skip_while(|line| !line.contains("getppid()")).skip(1).collect();
-    assert!(frames[0].contains(" > libc.so.6+0x") && frames[1].contains(" > python3"), "{text}");
+    assert!(frames[0].contains(" > libc.so.6+0x") && frames[0].contains(" (getppid+0x"), "{text}");
+    assert!(frames[1].contains("python3") && frames[1].contains("+0x"), "{text}");
+}
+
+#[test]
+fn callers_are_found_in_pages_that_were_rewritten() {
+    if facility::is_missing() {
+        return;
+    }
+    // So many that the place is rewritten, and with it the page of the C library that it is in.
+    let script = "import os\nfor i in range(60): os.getppid()";
+    let text = told(&["-k", "-e", "getppid"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    let innermost: Vec<_> = text
+        .lines()
+        .zip(text.lines().skip(1))
+        .filter_map(|(call, frame)| call.contains(" getppid()").then_some(frame))
+        .collect();
+    assert_eq!(innermost.len(), 60, "{text}");
+    assert!(
+        innermost.iter().all(|frame| frame.contains(" > libc.so.6+0x") && frame.contains("(getppid+0x")),
+        "{text}"
+    );
+    assert!(!text.contains(" > 0x"), "{text}");
 }
 
 #[test]
@@ -370,4 +392,72 @@ libc.listxattr(b'/proc/self', names, 0)
     assert!(waited[0].contains(", 0x") && waited[0].ends_with(", WNOHANG, NULL) = 0"), "{text}");
     assert!(waited[1].contains(", [killed by SIGKILL], 0, NULL) = "), "{text}");
     assert!(!text.contains("left over"), "{text}");
+}
+
+#[test]
+fn calls_that_have_not_returned_are_told() {
+    if facility::is_missing() {
+        return;
+    }
+    // It ends when it is told to, in a call that it never returned from.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let started = |options: &[&str], words: &[&str]| {
+        let mut command = Command::new(ORRERY);
+        command.args(["trace", "-o", file.to_str().unwrap()]).args(options).arg("--").args(words);
+        command.stdin(Stdio::piped()).env("LC_ALL", "C").spawn().unwrap()
+    };
+    let waits = |process: u32, call: &str| {
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+        let Some(child) = children.split_ascii_whitespace().next() else { return false };
+        fs::read_to_string(format!("/proc/{child}/syscall")).is_ok_and(|text| text.starts_with(call))
+    };
+    let send = |process: u32, signal: i32| {
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(libc::pid_t::try_from(process).unwrap(), signal) }, 0);
+    };
+    let text = || fs::read_to_string(&file).unwrap_or_default();
+    // 0: read; 230: clock_nanosleep.
+    for (words, call, line) in [
+        (&["cat"][..], "0 0x0 ", " read(0, <unfinished ...>"),
+        (
+            &["sleep", "1000"],
+            "230 0x0 0x0 ",
+            " clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=1000, tv_nsec=0}, <unfinished ...>",
+        ),
+    ] {
+        let mut trace = started(&["-e", "read,clock_nanosleep"], words);
+        orrery_testing::eventually("the program waits", || waits(trace.id(), call));
+        // Looks come in intervals; each says what the last one saw.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        // Waiting would close it, and so end the call.
+        let input = trace.stdin.take();
+        send(trace.id(), libc::SIGTERM);
+        assert_eq!(trace.wait().unwrap().signal(), Some(libc::SIGTERM));
+        drop(input);
+        assert!(text().contains(line), "{}", text());
+        assert_eq!(text().matches("unfinished").count(), 1, "{}", text());
+    }
+    // One that goes on is told of when somebody interrupts, and then as it returns.
+    let script = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: None); os.read(0, 1)";
+    let mut trace = started(&["-e", "read"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    orrery_testing::eventually("the program waits", || waits(trace.id(), "0 0x0 "));
+    send(trace.id(), libc::SIGUSR1);
+    orrery_testing::eventually("the call is told", || {
+        // Again, should the thread have run just then.
+        send(trace.id(), libc::SIGUSR1);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        text().contains(" read(0, <unfinished ...>")
+    });
+    drop(trace.stdin.take());
+    assert!(trace.wait().unwrap().success());
+    assert!(text().contains(" read(0, \"\", 1) = 0"), "{}", text());
+    // What returns is told once.
+    let mut trace = started(&["-e", "clock_nanosleep"], &["sleep", "0.5"]);
+    assert!(trace.wait().unwrap().success());
+    assert!(
+        text().contains("{tv_sec=0, tv_nsec=500000000}, ") && !text().contains("unfinished"),
+        "{}",
+        text()
+    );
 }

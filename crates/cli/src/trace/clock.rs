@@ -37,7 +37,8 @@ impl Clock {
     }
 }
 
-fn ticks() -> u64 {
+/// The time stamp counter.
+pub(super) fn ticks() -> u64 {
     // SAFETY: reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }

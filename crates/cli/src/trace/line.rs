@@ -7,10 +7,11 @@ use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
 use orrery_hijack::decode::{Described, error_name, signal_name};
-use orrery_hijack::{Event, State};
+use orrery_hijack::{CodeLocations, Event, State};
 use serde_json::json;
 
 use super::clock::Clock;
+use super::pending::{Pending, Unfinished};
 use crate::faults::places;
 
 /// How many bytes are written at a time, about.
@@ -52,6 +53,9 @@ pub(crate) struct Writer {
     last: Option<u64>,
     /// What lay where in each thread's process when that was last asked.
     maps: HashMap<u32, Vec<u8>>,
+    locations: CodeLocations,
+    /// Where calls that have not returned are looked for.
+    pending: Option<Pending>,
 }
 
 impl Writer {
@@ -64,11 +68,21 @@ impl Writer {
             begun: HashMap::new(),
             last: None,
             maps: HashMap::new(),
+            locations: CodeLocations::default(),
+            pending: None,
         }
+    }
+
+    /// From now on writes calls that have not returned when a thread ends, and where [`Writer::show_pending`] asks for it.
+    pub(super) fn watch(&mut self, pending: Pending) {
+        self.pending = Some(pending);
     }
 
     /// Takes an event, and writes what is known by it.
     pub(crate) fn event(&mut self, event: Event) -> io::Result<()> {
+        if let Some(pending) = &mut self.pending {
+            pending.heard(&event);
+        }
         let before = self.begun.remove(&event.thread());
         match event.state() {
             State::Entered => {
@@ -95,8 +109,49 @@ impl Writer {
         }
     }
 
+    /// Looks at what threads wait in; writes what those were in that have ended. There must be no more events by now.
+    pub(super) fn look(&mut self) -> io::Result<()> {
+        let found = self.pending.as_mut().map(Pending::look).unwrap_or_default();
+        self.unfinished(found)
+    }
+
+    /// Writes what threads wait in.
+    pub(super) fn show_pending(&mut self) -> io::Result<()> {
+        let found = self.pending.as_mut().map(Pending::all).unwrap_or_default();
+        self.unfinished(found)
+    }
+
+    fn unfinished(&mut self, found: Vec<Unfinished>) -> io::Result<()> {
+        let Style { failed, successful, slower, json, .. } = self.style;
+        for Unfinished { call, since } in found {
+            let waited = self.clock.duration(super::clock::ticks().saturating_sub(since));
+            // A thread within a call of which there is an event already is shown by that.
+            if failed
+                || successful
+                || slower.is_some_and(|least| waited < least)
+                || self.begun.contains_key(&call.thread())
+            {
+                continue;
+            }
+            let time = self.clock.time(since);
+            if json {
+                serde_json::to_writer(&mut self.lines, &object(&call, &call, None, time))?;
+                self.lines.push(b'\n');
+                continue;
+            }
+            self.prefix(&call, time, since)?;
+            let given: Vec<String> =
+                call.describe_given(self.style.verbose).into_iter().map(|argument| argument.text).collect();
+            let more = if given.len() < call.describe(false).len() && !given.is_empty() { "," } else { "" };
+            let space = if given.is_empty() { "" } else { " " };
+            writeln!(self.lines, "{}({}{more}{space}<unfinished ...>", call.name(), given.join(", "))?;
+        }
+        self.flush_if_large()
+    }
+
     /// Writes what never returned, and what was lost.
     pub(crate) fn finish(&mut self, lost: u64) -> io::Result<()> {
+        self.show_pending()?;
         let mut left: Vec<Event> = self.begun.drain().map(|(_, event)| event).collect();
         left.sort_by_key(Event::start);
         for event in left {
@@ -142,21 +197,7 @@ impl Writer {
             self.lines.push(b'\n');
             return self.flush_if_large();
         }
-        write!(self.lines, "{:>7} ", call.thread())?;
-        match self.style.time {
-            0 => {}
-            1 | 2 => write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?,
-            _ => {
-                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                write!(self.lines, "{}.{:06} ", since.as_secs(), since.subsec_micros())?;
-            }
-        }
-        if self.style.relative {
-            // They are printed as they end: one that began earlier may come later.
-            let since = self.last.map_or(0, |last| call.start().saturating_sub(last));
-            write!(self.lines, "{:>12.6} ", self.clock.duration(since).as_secs_f64())?;
-            self.last = Some(call.start());
-        }
+        self.prefix(call, time, call.start())?;
         let arguments: Vec<String> =
             call.describe(self.style.verbose).into_iter().map(|argument| argument.text).collect();
         write!(self.lines, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
@@ -173,6 +214,26 @@ impl Writer {
         self.flush_if_large()
     }
 
+    /// Writes what stands before a call: its thread, and times.
+    fn prefix(&mut self, call: &Event, time: SystemTime, start: u64) -> io::Result<()> {
+        write!(self.lines, "{:>7} ", call.thread())?;
+        match self.style.time {
+            0 => {}
+            1 | 2 => write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?,
+            _ => {
+                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                write!(self.lines, "{}.{:06} ", since.as_secs(), since.subsec_micros())?;
+            }
+        }
+        if self.style.relative {
+            // They are printed as they end: one that began earlier may come later.
+            let since = self.last.map_or(0, |last| start.saturating_sub(last));
+            write!(self.lines, "{:>12.6} ", self.clock.duration(since).as_secs_f64())?;
+            self.last = Some(start);
+        }
+        Ok(())
+    }
+
     fn callers(&mut self, call: &Event) -> io::Result<()> {
         let maps = self.maps.entry(call.thread()).or_default();
         let now = places::maps(call.thread());
@@ -180,7 +241,7 @@ impl Writer {
             *maps = now;
         }
         for caller in call.callers().into_iter().filter(|caller| *caller != 0) {
-            writeln!(self.lines, "{:>7}  > {}", "", places::frame(maps, caller))?;
+            writeln!(self.lines, "{:>7}  > {}", "", self.locations.describe(maps, caller))?;
         }
         Ok(())
     }
