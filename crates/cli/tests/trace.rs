@@ -239,12 +239,18 @@ fn lines_tell_as_much_as_is_asked_for() {
         let line = calls(&text).find(|line| line.contains("write(1, ")).unwrap().to_owned();
         line.split('"').nth(1).unwrap().len()
     };
-    assert_eq!([written(&[]), written(&["-s", "7"]), written(&["-s", "9999"])], [48, 7, 200]);
+    assert_eq!([written(&[]), written(&["-s", "7"]), written(&["-s", "200"])], [48, 7, 200]);
     // Times.
     let text = told(&["-ttt", "-e", "clock_nanosleep"], &["sleep", "0.1"]);
     let begin: f64 = text.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
     assert!((now - 600.0..now).contains(&begin), "{text}");
+    for (option, form) in [("-t", "00:00:00"), ("-tt", "00:00:00.000000")] {
+        let text = told(&[option, "-e", "clock_nanosleep"], &["sleep", "0.1"]);
+        let time = text.split_ascii_whitespace().nth(1).unwrap();
+        let digits = time.replace(|each: char| each.is_ascii_digit(), "0");
+        assert_eq!(digits, form, "{text}");
+    }
     let text = told(&["-r", "-e", "clock_nanosleep,exit_group"], &["sleep", "0.1"]);
     let since: f64 = calls(&text).nth(1).unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
     assert!((0.1..60.0).contains(&since), "{text}");
@@ -460,4 +466,52 @@ fn calls_that_have_not_returned_are_told() {
         "{}",
         text()
     );
+}
+
+#[test]
+fn what_is_not_offered_is_refused_by_name() {
+    if facility::is_missing() {
+        return;
+    }
+    for (options, code, message) in [
+        (
+            &["-s", "4000"][..],
+            2,
+            "at most 200 bytes of a buffer are recorded; for more, use `strace -s 4000`",
+        ),
+        (&["-s", "x"], 2, "it is no number from 0 to 200"),
+        (&["-yy"], 1, "-yy"),
+        (&["-o", "|cat"], 1, "cannot write to the command |cat"),
+        (&["-e", "decode-fds=all"], 1, "decode-fds=all is not known here"),
+        (&["-C"], 2, "-C"),
+        (&["-n"], 2, "-n"),
+        (&["-x"], 2, "-x"),
+        (&["-i"], 2, "-i"),
+        (&["-u", "nobody"], 2, "-u"),
+        (&["-E", "A=b"], 2, "-E"),
+        (&["-D"], 2, "-D"),
+    ] {
+        let output = trace(options, &["true"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(message), "{options:?}: {output:?}");
+    }
+}
+
+#[test]
+fn each_thread_has_a_file_on_request() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let script = "/bin/true; exit 3";
+    let output = trace(&["-ff", "-o", file.to_str().unwrap(), "-e", "exit_group"], &["sh", "-c", script]);
+    assert!(output.status.code() == Some(3) && output.stderr.is_empty(), "{output:?}");
+    assert!(!file.exists());
+    let mut texts: Vec<_> = fs::read_dir(directory.path())
+        .unwrap()
+        .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    texts.sort();
+    assert_eq!(texts, ["exit_group(0) = ?\n", "exit_group(3) = ?\n+++ exited with 3 +++\n"]);
 }

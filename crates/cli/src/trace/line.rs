@@ -10,8 +10,9 @@ use orrery_hijack::decode::{Described, error_name, signal_name};
 use orrery_hijack::{CodeLocations, Event, State};
 use serde_json::json;
 
-use super::clock::Clock;
+use super::clock::{self, Clock};
 use super::pending::{Pending, Unfinished};
+use super::thread_files::ThreadFiles;
 use crate::faults::places;
 
 /// How many bytes are written at a time, about.
@@ -20,7 +21,7 @@ const ENOUGH: usize = 64 << 10;
 /// What is written of a call, and of which.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Style {
-    /// Not at all, the time of day, or three: seconds since 1970.
+    /// Not at all; the time of day, or two: with microseconds; or three: seconds since 1970.
     pub(crate) time: u8,
     /// The time since the call before.
     pub(crate) relative: bool,
@@ -56,6 +57,8 @@ pub(crate) struct Writer {
     locations: CodeLocations,
     /// Where calls that have not returned are looked for.
     pending: Option<Pending>,
+    /// Where lines go, if each thread has a file of its own.
+    files: Option<ThreadFiles>,
 }
 
 impl Writer {
@@ -70,12 +73,18 @@ impl Writer {
             maps: HashMap::new(),
             locations: CodeLocations::default(),
             pending: None,
+            files: None,
         }
     }
 
     /// From now on writes calls that have not returned when a thread ends, and where [`Writer::show_pending`] asks for it.
     pub(super) fn watch(&mut self, pending: Pending) {
         self.pending = Some(pending);
+    }
+
+    /// Writes lines of each thread to a file of its own.
+    pub(super) fn separate(&mut self, files: ThreadFiles) {
+        self.files = Some(files);
     }
 
     /// Takes an event, and writes what is known by it.
@@ -124,7 +133,7 @@ impl Writer {
     fn unfinished(&mut self, found: Vec<Unfinished>) -> io::Result<()> {
         let Style { failed, successful, slower, json, .. } = self.style;
         for Unfinished { call, since } in found {
-            let waited = self.clock.duration(super::clock::ticks().saturating_sub(since));
+            let waited = self.clock.duration(clock::ticks().saturating_sub(since));
             // A thread within a call of which there is an event already is shown by that.
             if failed
                 || successful
@@ -137,6 +146,7 @@ impl Writer {
             if json {
                 serde_json::to_writer(&mut self.lines, &object(&call, &call, None, time))?;
                 self.lines.push(b'\n');
+                self.line_ends(call.thread())?;
                 continue;
             }
             self.prefix(&call, time, since)?;
@@ -145,8 +155,9 @@ impl Writer {
             let more = if given.len() < call.describe(false).len() && !given.is_empty() { "," } else { "" };
             let space = if given.is_empty() { "" } else { " " };
             writeln!(self.lines, "{}({}{more}{space}<unfinished ...>", call.name(), given.join(", "))?;
+            self.line_ends(call.thread())?;
         }
-        self.flush_if_large()
+        Ok(())
     }
 
     /// Writes what never returned, and what was lost.
@@ -168,10 +179,14 @@ impl Writer {
         if !self.style.end || self.style.json {
             return Ok(());
         }
-        match status.signal() {
-            Some(signal) => writeln!(self.lines, "{pid:>7} +++ killed by {} +++", signal_name(signal))?,
-            None => writeln!(self.lines, "{pid:>7} +++ exited with {} +++", status.code().unwrap_or(0))?,
+        if self.files.is_none() {
+            write!(self.lines, "{pid:>7} ")?;
         }
+        match status.signal() {
+            Some(signal) => writeln!(self.lines, "+++ killed by {} +++", signal_name(signal))?,
+            None => writeln!(self.lines, "+++ exited with {} +++", status.code().unwrap_or(0))?,
+        }
+        self.line_ends(u32::try_from(pid).unwrap_or(0))?;
         self.flush()
     }
 
@@ -195,7 +210,7 @@ impl Writer {
             let object = object(call, result, duration, time);
             serde_json::to_writer(&mut self.lines, &object)?;
             self.lines.push(b'\n');
-            return self.flush_if_large();
+            return self.line_ends(call.thread());
         }
         self.prefix(call, time, call.start())?;
         let arguments: Vec<String> =
@@ -211,15 +226,21 @@ impl Writer {
         if self.style.stack {
             self.callers(call)?;
         }
-        self.flush_if_large()
+        self.line_ends(call.thread())
     }
 
     /// Writes what stands before a call: its thread, and times.
     fn prefix(&mut self, call: &Event, time: SystemTime, start: u64) -> io::Result<()> {
-        write!(self.lines, "{:>7} ", call.thread())?;
+        if self.files.is_none() {
+            write!(self.lines, "{:>7} ", call.thread())?;
+        }
         match self.style.time {
             0 => {}
-            1 | 2 => write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?,
+            1 => write!(self.lines, "{} ", clock::time_of_day(time))?,
+            2 => {
+                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                write!(self.lines, "{}.{:06} ", clock::time_of_day(time), since.subsec_micros())?;
+            }
             _ => {
                 let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 write!(self.lines, "{}.{:06} ", since.as_secs(), since.subsec_micros())?;
@@ -246,8 +267,17 @@ impl Writer {
         Ok(())
     }
 
-    fn flush_if_large(&mut self) -> io::Result<()> {
-        if self.lines.len() > ENOUGH { self.flush() } else { Ok(()) }
+    /// Has a thread's line written, now or with others.
+    fn line_ends(&mut self, thread: u32) -> io::Result<()> {
+        match &mut self.files {
+            Some(files) => {
+                let written = files.write(thread, &self.lines);
+                self.lines.clear();
+                written
+            }
+            None if self.lines.len() > ENOUGH => self.flush(),
+            None => Ok(()),
+        }
     }
 }
 
