@@ -185,6 +185,16 @@ fn traced_programs_are_refused() {
 }
 
 #[test]
+fn children_that_a_filter_keeps_from_the_executive_are_refused() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new();
+    let words = [&scene.reach(), "filtered", "hidden/file"];
+    is_refused_unless_opened(&scene, &[], ORRERY, &words, "a filter that it has installed");
+}
+
+#[test]
 fn programs_without_room_for_the_executive_are_refused() {
     if facility::is_missing() {
         return;
