@@ -99,7 +99,7 @@ fn paths_of_unix_sockets_are_paths() {
     let reach = scene.reach();
     for path in ["hidden/socket", "open/../hidden/socket"] {
         let calls = errors(&scene.run(&[], &[&reach, "sockets", path]));
-        assert!(calls.len() == 4 && calls.iter().all(|(_, error)| error == "EXDEV"), "{path}: {calls:?}");
+        assert!(calls.len() == 5 && calls.iter().all(|(_, error)| error == "EXDEV"), "{path}: {calls:?}");
         assert!(!scene.path().join("hidden/socket").exists());
     }
     let stream = scene.path().join("stream");
@@ -117,6 +117,9 @@ fn paths_of_unix_sockets_are_paths() {
     scene.policy("[[rule]]\ncall = 'sendmsg'\naddress = 'unix:DIR/datagram'\ndeny = 'EXDEV'\n");
     let calls = errors(&scene.run(&[], &[&reach, "sockets", datagram.to_str().unwrap()]));
     assert_eq!((calls[1].1.as_str(), calls[2].1.as_str()), ("done", "EXDEV"), "{calls:?}");
+    scene.policy("[[rule]]\ncall = 'sendmmsg'\naddress = 'unix:DIR/datagram'\ndeny = 'EXDEV'\n");
+    let calls = errors(&scene.run(&[], &[&reach, "sockets", datagram.to_str().unwrap()]));
+    assert_eq!((calls[2].1.as_str(), calls[3].1.as_str()), ("done", "EXDEV"), "{calls:?}");
 }
 
 #[test]

@@ -63,6 +63,12 @@ static void sockets(const char *path) {
     CALL("connect", SYS_connect, stream, &address, length);
     CALL("sendto", SYS_sendto, datagram, "x", 1, 0, &address, length);
     CALL("sendmsg", SYS_sendmsg, datagram, &message, 0);
+    /* The first one goes nowhere. */
+    struct mmsghdr messages[3] = {0};
+    messages[1].msg_hdr.msg_name = &(struct sockaddr_un){.sun_family = AF_UNIX, .sun_path = "/nonexistent"};
+    messages[1].msg_hdr.msg_namelen = sizeof address;
+    messages[2].msg_hdr = message;
+    CALL("sendmmsg", SYS_sendmmsg, datagram, messages, 3, 0);
     CALL("bind", SYS_bind, stream, &address, length);
 }
 
