@@ -33,6 +33,8 @@ struct Waiting {
     /// When it was seen there for the first and the last time, by the time stamp counter.
     since: u64,
     seen: u64,
+    /// It was in another call at the last look.
+    left: bool,
     /// When the thread ended it had not returned.
     ended: bool,
     shown: bool,
@@ -98,11 +100,16 @@ impl Pending {
 
     fn look_at(&mut self, thread: u32) {
         let seen = clock::ticks();
-        let Some(call) = Event::of_waiting_thread(thread).filter(|call| self.calls.contains(&call.number()))
-        else {
-            self.waiting.remove(&thread);
+        // One that runs may be about to end, by a signal that it was sent in a call. Else an event will say that it has returned.
+        let Some(call) = Event::of_waiting_thread(thread) else { return };
+        if !self.calls.contains(&call.number()) {
+            // Its end may begin like that, so once is not enough.
+            if self.waiting.get_mut(&thread).is_some_and(|waiting| std::mem::replace(&mut waiting.left, true))
+            {
+                self.waiting.remove(&thread);
+            }
             return;
-        };
+        }
         let same = |waiting: &&Waiting| {
             (waiting.call.number(), waiting.call.arguments()) == (call.number(), call.arguments())
         };
@@ -110,7 +117,7 @@ impl Pending {
             Some(waiting) => (waiting.since, waiting.shown),
             None => (seen, false),
         };
-        self.waiting.insert(thread, Waiting { call, since, seen, ended: false, shown });
+        self.waiting.insert(thread, Waiting { call, since, seen, left: false, ended: false, shown });
     }
 
     /// The threads of all processes, of which some may be new.
