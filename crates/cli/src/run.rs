@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use orrery_hijack::{Hijack, Options, Policy};
 
-use crate::trace::{self, Style};
+use crate::trace::{self, Extras, Style};
 
 /// Run a program under an executive, through which all its system calls pass
 ///
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !logs {
         return Err(hijack.execute(program, rest).into());
     }
-    let status = trace::follow(&hijack, program, rest, log, Style::default())?;
+    let status = trace::follow(&hijack, program, rest, log, Style::default(), Extras::default())?;
     trace::end_as(status)
 }
 

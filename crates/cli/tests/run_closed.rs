@@ -99,7 +99,7 @@ fn paths_of_unix_sockets_are_paths() {
     let reach = scene.reach();
     for path in ["hidden/socket", "open/../hidden/socket"] {
         let calls = errors(&scene.run(&[], &[&reach, "sockets", path]));
-        assert!(calls.len() == 4 && calls.iter().all(|(_, error)| error == "EXDEV"), "{path}: {calls:?}");
+        assert!(calls.len() == 5 && calls.iter().all(|(_, error)| error == "EXDEV"), "{path}: {calls:?}");
         assert!(!scene.path().join("hidden/socket").exists());
     }
     let stream = scene.path().join("stream");
@@ -117,6 +117,9 @@ fn paths_of_unix_sockets_are_paths() {
     scene.policy("[[rule]]\ncall = 'sendmsg'\naddress = 'unix:DIR/datagram'\ndeny = 'EXDEV'\n");
     let calls = errors(&scene.run(&[], &[&reach, "sockets", datagram.to_str().unwrap()]));
     assert_eq!((calls[1].1.as_str(), calls[2].1.as_str()), ("done", "EXDEV"), "{calls:?}");
+    scene.policy("[[rule]]\ncall = 'sendmmsg'\naddress = 'unix:DIR/datagram'\ndeny = 'EXDEV'\n");
+    let calls = errors(&scene.run(&[], &[&reach, "sockets", datagram.to_str().unwrap()]));
+    assert_eq!((calls[2].1.as_str(), calls[3].1.as_str()), ("done", "EXDEV"), "{calls:?}");
 }
 
 #[test]
@@ -182,6 +185,16 @@ fn traced_programs_are_refused() {
     let script = "import ctypes, os\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): os._exit(3)\nprint(open('hidden/file').read())";
     let words = ["/usr/bin/python3", "-I", "-S", "-c", script];
     is_refused_unless_opened(&scene, &[], ORRERY, &words, "traced by somebody else");
+}
+
+#[test]
+fn children_that_a_filter_keeps_from_the_executive_are_refused() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new();
+    let words = [&scene.reach(), "filtered", "hidden/file"];
+    is_refused_unless_opened(&scene, &[], ORRERY, &words, "a filter that it has installed");
 }
 
 #[test]

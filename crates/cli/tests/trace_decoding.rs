@@ -208,6 +208,20 @@ fn typical_calls_are_shown_as_strace_shows_them() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+    // Of lines that differ, what matters.
+    let all = ours.join("\n");
+    for part in [
+        ", F_SETLK, {l_type=F_RDLCK, l_whence=SEEK_SET, l_start=0, l_len=5, l_pid=0}) = 0",
+        "{msg_iov=\"q\", msg_control=[{cmsg_level=SOL_SOCKET, cmsg_type=SCM_RIGHTS, cmsg_data=[",
+        "getrlimit(RLIMIT_CORE, {rlim_cur=",
+        "setrlimit(RLIMIT_CPU, {rlim_cur=RLIM_INFINITY, rlim_max=RLIM_INFINITY}) = 0",
+        "SO_RCVTIMEO_OLD, {tv_sec=1, tv_usec=500}, 16) = 0",
+        ", events=POLLIN|POLLPRI, revents=POLLIN}], 1, 0) = 1",
+        "prctl(PR_GET_NAME, \"typical\") = 0",
+        "\"abcde\", 2) = 5",
+    ] {
+        assert!(all.contains(part), "{part}\n{all}");
+    }
 }
 
 /// What an argument is in the second comparison: something that the kernel refuses.

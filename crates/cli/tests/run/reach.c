@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* A number that no kernel has given to a call yet. */
@@ -62,6 +63,12 @@ static void sockets(const char *path) {
     CALL("connect", SYS_connect, stream, &address, length);
     CALL("sendto", SYS_sendto, datagram, "x", 1, 0, &address, length);
     CALL("sendmsg", SYS_sendmsg, datagram, &message, 0);
+    /* The first one goes nowhere. */
+    struct mmsghdr messages[3] = {0};
+    messages[1].msg_hdr.msg_name = &(struct sockaddr_un){.sun_family = AF_UNIX, .sun_path = "/nonexistent"};
+    messages[1].msg_hdr.msg_namelen = sizeof address;
+    messages[2].msg_hdr = message;
+    CALL("sendmmsg", SYS_sendmmsg, datagram, messages, 3, 0);
     CALL("bind", SYS_bind, stream, &address, length);
 }
 
@@ -80,11 +87,38 @@ static int unknown(void) {
     return 0;
 }
 
+/* Forbids itself the call by which an executive arms a new process, makes one, and has that print a file. */
+static int filtered(const char *path) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prctl, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        return 1;
+    pid_t child = fork();
+    if (child < 0)
+        return 2;
+    if (!child) {
+        char bytes[100];
+        int file = open(path, O_RDONLY);
+        ssize_t length = read(file, bytes, sizeof bytes);
+        _exit(length < 0 || write(1, bytes, length) != length);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
+}
+
 int main(int count, char **words) {
     if (count == 3 && !strcmp(words[1], "paths"))
         return paths(words[2]), 0;
     if (count == 3 && !strcmp(words[1], "sockets"))
         return sockets(words[2]), 0;
+    if (count == 3 && !strcmp(words[1], "filtered"))
+        return filtered(words[2]);
     if (count == 2 && !strcmp(words[1], "unknown"))
         return unknown();
     char parameters[120] = {0};

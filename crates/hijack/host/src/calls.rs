@@ -171,8 +171,8 @@ impl Signature {
             "readv" | "writev" | "preadv" | "pwritev" | "preadv2" | "pwritev2" => {
                 (NO_ARGUMENT, 1, NO_ARGUMENT)
             }
-            // That of a message is in its header.
-            "connect" | "bind" | "sendmsg" => (NO_ARGUMENT, NO_ARGUMENT, 1),
+            // Those of messages are in their headers.
+            "connect" | "bind" | "sendmsg" | "sendmmsg" => (NO_ARGUMENT, NO_ARGUMENT, 1),
             _ => (NO_ARGUMENT, NO_ARGUMENT, NO_ARGUMENT),
         };
         shape

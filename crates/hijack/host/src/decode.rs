@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 
-use orrery_hijack_image::capture::{CONTROL, NAME, RESULT};
+use orrery_hijack_image::capture::{CONTROL, NAME, RESULT, when};
 use syscalls::Errno;
 
 use crate::arg_names;
@@ -345,6 +345,21 @@ impl Event {
             }
             None => self.arguments().map(|value| Described { name: "", text: pointer(value) }).to_vec(),
         }
+    }
+
+    /// Those of its arguments, in words, that it was given: up to the first that the kernel writes what it points to, which is not known
+    /// before the call has returned.
+    pub fn describe_given(&self, whole: bool) -> Vec<Described> {
+        let mut described = self.describe(whole);
+        let known = calls::numbered(self.number());
+        if let Some((call, arguments)) = known.and_then(|known| Some((known, known.arguments.as_ref()?))) {
+            let counting = arg_names::counting(call.name, &self.arguments(), arguments.len().min(6));
+            let written = |index: &usize| {
+                decoders(call, *index).is_some_and(|decoder| decoder.capture.after != when::BEFORE)
+            };
+            described.truncate(counting.iter().position(written).unwrap_or(counting.len()));
+        }
+        described
     }
 
     /// The error that it returned.

@@ -46,6 +46,7 @@ mod archive;
 mod arg_names;
 mod arg_types;
 pub mod calls;
+mod code_locations;
 mod constants;
 pub mod decode;
 mod error;
@@ -65,8 +66,10 @@ mod structures;
 mod supervisor;
 pub mod symbols;
 mod syscall_counts;
+mod unfinished;
 mod unfollowed;
 
+pub use code_locations::CodeLocations;
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};
 pub use launch::{Child, Hijack, Options};

@@ -49,6 +49,7 @@ pub const ppoll: u64 = 271;
 pub const epoll_pwait: u64 = 281;
 pub const rt_tgsigqueueinfo: u64 = 297;
 pub const process_vm_readv: u64 = 310;
+pub const sendmmsg: u64 = 307;
 pub const process_vm_writev: u64 = 311;
 pub const exit_group: u64 = 231;
 pub const seccomp: u64 = 317;
