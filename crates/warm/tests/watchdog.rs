@@ -152,3 +152,30 @@ fn a_second_signal_ends_a_client_whose_script_takes_none() {
     signal(pid(&client), libc::SIGINT);
     assert_eq!(told(client.wait().unwrap()), "signal 2");
 }
+
+#[test]
+fn a_script_that_writes_into_the_status_page_is_run_once_and_believed_nothing() {
+    for byte in [0_u8, 0x7f, 0xff] {
+        let Some(way) = rollback() else { return };
+        let server = Server::start(way, &[]);
+        let runs = server.directory.path().join("runs");
+        let script = format!(
+            "open({:?}, 'a').write('x')\nimport ctypes\n\
+             for line in open('/proc/self/maps'):\n\
+             \x20   if 'orrery-warm-status' in line: ctypes.memset(int(line.split('-')[0], 16), {byte}, 4096)\n\
+             ctypes.CDLL(None).syscall(231, 0)",
+            runs.to_str().unwrap()
+        );
+        let _however = ran(&mut server.run(["-c", &script]), b"");
+        let next = ran(&mut server.run(["-c", "print(1)"]), b"");
+        assert_eq!(next.out(), "1\n", "{byte}: {}", next.err());
+        assert_eq!(std::fs::read_to_string(&runs).unwrap(), "x", "{byte}: how often it was run");
+        let status = server.orrery(&["status"]).output().unwrap();
+        let status = String::from_utf8(status.stdout).unwrap();
+        let numbers = status.split(|character: char| !character.is_ascii_digit());
+        assert!(
+            numbers.filter(|number| !number.is_empty()).all(|number| number.len() < 9),
+            "{byte}: {status}"
+        );
+    }
+}

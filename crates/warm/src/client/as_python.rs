@@ -18,7 +18,7 @@ use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 
 use rustix::io::Errno;
 
@@ -41,6 +41,10 @@ const FORWARDED: [i32; 9] = [
 
 /// The connection on which the signal handler sends; -1 before there is one.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether the request may not have been sent as a whole, and the signal that came meanwhile.
+static SENDING: AtomicBool = AtomicBool::new(false);
+static PENDING: AtomicI32 = AtomicI32::new(0);
 
 /// When the oldest signal was sent that may not have been read, in seconds of the monotonic clock; -1 for none.
 static UNREAD_SINCE: AtomicI64 = AtomicI64::new(-1);
@@ -71,11 +75,18 @@ pub fn run_as_python(options: AsPython<'_>) -> ! {
     forward_signals(ignored);
     let answer = client.run_with(
         &job,
-        || {
-            CONNECTION.store(-1, Ordering::Relaxed);
+        |connection| {
+            SENDING.store(true, Ordering::Relaxed);
             UNREAD_SINCE.store(-1, Ordering::Relaxed);
+            CONNECTION.store(connection.as_raw_fd(), Ordering::Relaxed);
         },
-        |running| CONNECTION.store(running.connection().as_raw_fd(), Ordering::Relaxed),
+        |_| {
+            SENDING.store(false, Ordering::Relaxed);
+            match PENDING.swap(0, Ordering::Relaxed) {
+                0 => {}
+                signal => forward(signal),
+            }
+        },
     );
     CONNECTION.store(-1, Ordering::Relaxed);
     if let Some(command) = fallback
@@ -85,7 +96,7 @@ pub fn run_as_python(options: AsPython<'_>) -> ! {
                 | Ok(protocol::Answer { outcome: Outcome::Refused(_), .. })
         )
     {
-        exec_python(&command);
+        become_python(&command);
     }
     match answer {
         Ok(answer) => exit_like(&answer.outcome),
@@ -206,7 +217,8 @@ fn text(errno: Errno) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-fn exec_python(command: &[OsString]) -> ! {
+/// Becomes the interpreter that `command` names, with its arguments. Exits with 127 where it cannot.
+pub fn become_python(command: &[OsString]) -> ! {
     for &signal in &FORWARDED {
         // SAFETY: a signal number and the default action.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -266,7 +278,13 @@ fn is_unread(connection: i32) -> bool {
 extern "C" fn forward(signal: i32) {
     let connection = CONNECTION.load(Ordering::Relaxed);
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
-    let unnoticed = if is_unread(connection) {
+    let unread = is_unread(connection);
+    if connection != -1 && !unread && SENDING.load(Ordering::Relaxed) {
+        // A byte before the request would be no signal; the program may run already, though.
+        PENDING.store(signal, Ordering::Relaxed);
+        return;
+    }
+    let unnoticed = if unread {
         // Nothing was sent before but the request, or a signal at that time.
         let before = UNREAD_SINCE.load(Ordering::Relaxed);
         before == -1 || now - before > NOTICE_SECONDS
@@ -282,7 +300,12 @@ extern "C" fn forward(signal: i32) {
     unsafe {
         let errno = *libc::__errno_location();
         let byte = u8::try_from(signal).unwrap_or(0);
-        libc::send(connection, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL);
+        let sent =
+            libc::send(connection, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        if sent != 1 && !stops && *libc::__errno_location() == libc::EBADF {
+            // The connection is closed, and the next one not there yet.
+            die_by_signal(signal);
+        }
         if signal == libc::SIGTSTP {
             libc::raise(libc::SIGSTOP);
         }

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::control::ControlConnections;
 use super::signalfd::{SignalFd, StopSignal};
-use super::socket::{Claim, ClaimError};
+use super::socket::{Claim, ClaimError, note_interpreter};
 use super::worker_process::{WorkerExit, WorkerProcess, find_worker_program};
 use crate::config::ServerConfig;
 use crate::protocol::Health;
@@ -108,6 +108,7 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
         .map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
     let claim = Claim::take(&config.socket, config.queue)?;
+    note_interpreter(&config.socket, &config.worker.interpreter.executable)?;
     let now = Instant::now();
     let mut master = Master {
         config,

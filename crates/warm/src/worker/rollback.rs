@@ -42,8 +42,8 @@ pub(super) struct InPlace {
     protections: Protections,
     /// What the process is between requests.
     attributes: Option<Attributes>,
-    /// Where the namespaces are seen.
-    namespaces: OwnedFd,
+    /// Where they are seen.
+    files: attributes::Files,
     /// The worker's own standard streams.
     streams: [OwnedFd; 3],
 }
@@ -67,7 +67,7 @@ impl InPlace {
             limits,
             protections,
             attributes: None,
-            namespaces: attributes::open_namespaces().map_err(io_error("/proc/self/ns"))?,
+            files: attributes::Files::open().map_err(io_error("/proc/self/ns"))?,
             streams: surroundings::save_streams().map_err(io_error("fcntl"))?,
         })
     }
@@ -76,7 +76,7 @@ impl InPlace {
     /// and before there is a connection, which the engine's copy of the file table would hold open.
     pub(super) fn settle(&mut self) -> Result<(), WorkerError> {
         self.rollback.run(|| {}).map_err(WorkerError::Rollback)?;
-        self.attributes = Some(Attributes::capture(&self.namespaces));
+        self.attributes = Some(Attributes::capture(&self.files));
         Ok(())
     }
 
@@ -89,7 +89,7 @@ impl InPlace {
     ) -> Result<(), WorkerError> {
         // What ends the worker, in memory that is not rolled back.
         let verdict = KeptBuffer::with_capacity(4096).map_err(WorkerError::Rollback)?;
-        let Self { rollback, limits, protections, attributes, namespaces, streams, connection } = self;
+        let Self { rollback, limits, protections, attributes, files, streams, connection } = self;
         let (limits, protections, number) = (*limits, *protections, *connection);
         let patience = limits.time.unwrap_or(REQUEST_TIMEOUT);
         let worker = rustix::process::getpid();
@@ -128,7 +128,7 @@ impl InPlace {
                     return end(&reason);
                 }
                 let attributes: Option<&Attributes> = attributes.as_ref();
-                if let Some(Err(reason)) = attributes.map(|attributes| attributes.restore(namespaces)) {
+                if let Some(Err(reason)) = attributes.map(|attributes| attributes.restore(files)) {
                     return end(&reason);
                 }
             }
