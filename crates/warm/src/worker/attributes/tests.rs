@@ -21,7 +21,16 @@ fn prctl(option: i32, second: u64, third: u64) -> bool {
 }
 
 fn write(path: &str, text: &str) -> bool {
-    std::fs::write(path, text).is_ok()
+    use std::io::Write;
+    let file = std::fs::OpenOptions::new().write(true).open(path);
+    file.is_ok_and(|mut file| file.write_all(text.as_bytes()).is_ok())
+}
+
+/// A control group for a child, in whichever hierarchy there is.
+fn cgroup_of(child: u32) -> Option<String> {
+    let hierarchies = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer"];
+    let there = hierarchies.iter().find(|path| std::path::Path::new(path).join("cgroup.procs").exists())?;
+    Some(format!("{there}/orrery-warm-test-{child}"))
 }
 
 fn keyctl(operation: u64, second: u64) -> bool {
@@ -82,8 +91,9 @@ const CHANGES: &[(&str, Change)] = &[
     ("core scheduling", || prctl(62, 1, 0)),
     ("autogroup", || write("/proc/self/autogroup", "5")),
     ("control group", || {
-        let directory = format!("/sys/fs/cgroup/orrery-warm-test-{}", std::process::id());
-        std::fs::create_dir(&directory).is_ok() && write(&format!("{directory}/cgroup.procs"), "0")
+        cgroup_of(std::process::id()).is_some_and(|directory| {
+            std::fs::create_dir(&directory).is_ok() && write(&format!("{directory}/cgroup.procs"), "0")
+        })
     }),
     ("oom_score_adj", || write("/proc/self/oom_score_adj", "100")),
     ("coredump_filter", || write("/proc/self/coredump_filter", "0x7")),
@@ -155,7 +165,9 @@ fn each_row_is_set_back_or_named() {
         let mut status = -1;
         // SAFETY: the pointer is to a live local.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
-        let _gone = std::fs::remove_dir(format!("/sys/fs/cgroup/orrery-warm-test-{child}"));
+        if let Some(directory) = cgroup_of(child.unsigned_abs()) {
+            let _gone = std::fs::remove_dir(directory);
+        }
         let fared = libc::WEXITSTATUS(status);
         assert!(libc::WIFEXITED(status), "{}: {status:#x}", row.name);
         match fared {
