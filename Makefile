@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap run test check bench bench-known bench-build compare promises docs soak fmt clean
+.PHONY: help bootstrap run build install uninstall test check bench bench-known bench-build compare promises docs soak fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,21 @@ run: bootstrap ## build everything, then show the main job at work
 	@echo
 	@echo 'A key-value server while its auxiliary tasks, each in an orbit, crash, hang and starve:'
 	@$(MAKE) --no-print-directory -C examples/kv run CARGO_TARGET_DIR='$(abspath $(TARGET))' REQUESTS=60000
+
+# What is installed is built by who may build, and installed by who may install: `make build && sudo make install`.
+BUILD := $(TARGET)/release
+INSTALLED := -p orrery-cli -p orrery-capi -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload
+export PREFIX DESTDIR BINDIR LIBEXECDIR LIBDIR INCLUDEDIR DATADIR MANDIR UNITDIR
+
+build: bootstrap ## build what `make install` installs
+	$(CARGO) build $(if $(filter %/release,$(BUILD)),--release) --locked $(INSTALLED)
+
+install: $(if $(wildcard $(BUILD)/orrery-guest),,build) ## install into PREFIX=/usr/local, below DESTDIR
+	packaging/stage '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
+	packaging/install '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
+
+uninstall: ## remove what `make install` put there
+	packaging/install --uninstall '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
 
 test: check ## formatting, lints, documentation without warnings, all tests
 	@# The C library and the programs that tests start, which no test would have built.

@@ -90,7 +90,7 @@ enum orrery_orbit_restart {
 };
 
 enum orrery_orbit_when_full {
-    ORRERY_ORBIT_FULL_WAIT_A_SECOND, /* then fail */
+    ORRERY_ORBIT_FULL_WAIT_A_SECOND, /* then fail; less with ORRERY_ORBIT_NO_RETURN_VALUE, and not at all if it hangs */
     ORRERY_ORBIT_FULL_WAIT,
     ORRERY_ORBIT_FULL_FAIL,
     ORRERY_ORBIT_FULL_CANCEL_OLDEST /* cancellable call */
@@ -316,7 +316,15 @@ void orrery_orbit_update_destroy(orrery_orbit_update *update);
 } /* extern "C" */
 
 #include <cstddef>
+#include <cstdlib>
 #include <new>
+
+/* Programs that are built without exceptions end where others throw. */
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+#define ORRERY_ORBIT_BAD_ALLOC_() throw std::bad_alloc()
+#else
+#define ORRERY_ORBIT_BAD_ALLOC_() std::abort()
+#endif
 
 namespace orrery {
 
@@ -337,10 +345,10 @@ template <class T> class area_allocator {
 
     T *allocate(std::size_t count, const void * = 0) {
         if (count > max_size())
-            throw std::bad_alloc();
+            ORRERY_ORBIT_BAD_ALLOC_();
         void *memory = orrery_area_alloc_aligned(area_, alignment(), count * sizeof(T));
         if (!memory)
-            throw std::bad_alloc();
+            ORRERY_ORBIT_BAD_ALLOC_();
         return static_cast<T *>(memory);
     }
     void deallocate(T *memory, std::size_t) { orrery_area_free(area_, memory); }
@@ -386,13 +394,9 @@ template <class Fields> class delegating {
 
   protected:
     explicit delegating(orrery_area *area) : area_(area), fields_(0) {
-        void *place = area_allocator<Fields>(area).allocate(1);
-        try {
-            fields_ = ::new (place) Fields();
-        } catch (...) {
-            orrery_area_free(area_, place);
-            throw;
-        }
+        memory place(area);
+        fields_ = ::new (place.start) Fields();
+        place.start = 0;
     }
     ~delegating() {
         fields_->~Fields();
@@ -400,6 +404,21 @@ template <class Fields> class delegating {
     }
 
   private:
+    /* Frees what no constructor has finished. */
+    struct memory {
+        explicit memory(orrery_area *of) : area(of), start(area_allocator<Fields>(of).allocate(1)) {}
+        ~memory() {
+            if (start)
+                orrery_area_free(area, start);
+        }
+        orrery_area *area;
+        Fields *start;
+
+      private:
+        memory(const memory &);
+        memory &operator=(const memory &);
+    };
+
     delegating(const delegating &);
     delegating &operator=(const delegating &);
 
@@ -408,6 +427,8 @@ template <class Fields> class delegating {
 };
 
 } // namespace orrery
+
+#undef ORRERY_ORBIT_BAD_ALLOC_
 
 #endif
 

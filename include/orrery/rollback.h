@@ -6,10 +6,12 @@
  *     if (round < 0)
  *         errx(1, "orrery_rollback_snapshot: %s", orrery_last_error());
  *     if (round < 3) {
- *         work(round);                    // whatever this does to the process ...
- *         orrery_rollback_resume(start, round + 1);    // ... is undone: orrery_rollback_snapshot returns again,
- *         with round + 1 errx(1, "orrery_rollback_resume: %s", orrery_last_error());
+ *         work(round);
+ *         orrery_rollback_resume(start, round + 1);
+ *         errx(1, "orrery_rollback_resume: %s", orrery_last_error());
  *     }
+ *
+ * Whatever work() does to the process is undone, and orrery_rollback_snapshot returns again, with round + 1.
  *
  * Link with -lorrery. From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et
  * al., OSDI 2016), Algorithm 1, on a stock Linux kernel.

@@ -23,6 +23,10 @@
  * its user. Only the user who made the vault, and the superuser, may have something loaded; they, and the first
  * other user who comes, may call.
  *
+ * The process that loads is confined, too, since it parses what workers send: it can open files for reading, with
+ * CAP_DAC_READ_SEARCH if the program had it, and has no other capability but CAP_IPC_LOCK. Other system calls that
+ * lead out of it fail with EPERM (orrery_vault_set_load_unconfined).
+ *
  * DEATHS
  *
  * A twin that dies is replaced, and the call that it died of made once more. A keeper that dies is replaced by its
@@ -76,8 +80,16 @@ struct orrery_vault *orrery_vault_create(orrery_vault_function load, orrery_vaul
                                          void *context);
 
 /*
+ * Allows `load` all that the user may do, with all capabilities, in vaults that this process makes with
+ * orrery_vault_create, or becomes with orrery_vault_run, from now on: to write files, connect sockets, run programs. An
+ * attacker who finds a hole in what parses requests may do the same. Off by default.
+ */
+void orrery_vault_set_load_unconfined(int unconfined);
+
+/*
  * Starts another program as a vault. It has nothing of the caller's: no memory, no files, no environment. It calls
- * orrery_vault_run. `arguments` begins with its own name and ends with NULL. The caller may have threads.
+ * orrery_vault_run. `program` is a path. `arguments` begins with its own name and ends with NULL. The caller may have
+ * threads.
  */
 struct orrery_vault *orrery_vault_spawn(const char *program, const char *const *arguments);
 
@@ -99,6 +111,13 @@ int orrery_vault_run(orrery_vault_function load, orrery_vault_function serve, vo
 typedef long (*orrery_vault_cleanup)(void *context);
 int orrery_vault_run_with_cleanup(orrery_vault_function load, orrery_vault_function serve,
                                   orrery_vault_cleanup tidy, void *context);
+
+/*
+ * Returns 1 where the vault's memory is locked (mlockall(2)), so that the secrets are never written to the swap
+ * partition; 0 where that is not allowed: the vault lacks CAP_IPC_LOCK, and RLIMIT_MEMLOCK is less than it has. -1 with
+ * EINVAL for NULL.
+ */
+int orrery_vault_is_locked(const struct orrery_vault *vault);
 
 /* Runs `load` in the vault. Returns the length of its answer. */
 ssize_t orrery_vault_load(const struct orrery_vault *vault, const void *request, size_t length, void *answer,

@@ -1,6 +1,7 @@
 /*
  * Calls of the vault; its start, and its start anew.
  */
+#include "policy.h"
 #include "provider.h"
 
 #include <errno.h>
@@ -11,10 +12,21 @@
 
 #include <orrery/vault.h>
 
+/* Whether memory can be written to a swap partition or file: /proc/swaps has a line beside its header. */
+static bool machine_swaps(void) {
+    char line[512];
+    FILE *swaps = fopen("/proc/swaps", "re");
+    bool any = swaps && fgets(line, sizeof line, swaps) && fgets(line, sizeof line, swaps);
+    if (swaps)
+        fclose(swaps);
+    return any;
+}
+
 /* Starts one, as the configuration says. */
 static struct orrery_vault *start(const struct provider *provider) {
-    char grace[64];
-    const char *arguments[4] = {"orrery-vault"};
+    char grace[64], allow[256];
+    const char *arguments[5] = {"orrery-vault"};
+    unsigned allowed;
     size_t count = 1;
     if (provider->grace) {
         snprintf(grace, sizeof grace, "grace=%s", provider->grace);
@@ -27,9 +39,22 @@ static struct orrery_vault *start(const struct provider *provider) {
               provider->signer);
         return NULL;
     }
+    if (provider->allow) {
+        if (!policy_parse(provider->allow, &allowed) || strlen(provider->allow) >= sizeof allow - 6) {
+            RAISE(provider, REASON_PARAMETER, "allow = %s: it may be a list of " POLICY_WORDS,
+                  provider->allow);
+            return NULL;
+        }
+        snprintf(allow, sizeof allow, "allow=%s", provider->allow);
+        arguments[count++] = allow;
+    }
     struct orrery_vault *vault = orrery_vault_spawn(provider->program, arguments);
     if (!vault)
         RAISE(provider, REASON_VAULT, "%s", orrery_last_error());
+    else if (!orrery_vault_is_locked(vault) && machine_swaps())
+        fprintf(stderr,
+                "orrery: warning: cannot lock the vault's memory, so keys may reach the swap partition: "
+                "start the program with CAP_IPC_LOCK, or raise RLIMIT_MEMLOCK (ulimit -l)\n");
     return vault;
 }
 
@@ -163,7 +188,10 @@ ssize_t vault_call(const struct key *key, struct call_request *call, const void 
         }
     }
     if (result < 0 && vault) {
-        if (error == EBADMSG)
+        if (error == EACCES)
+            RAISE(provider, REASON_POLICY,
+                  "it needs allow = %s in the provider's section of the configuration", policy_word(call));
+        else if (error == EBADMSG)
             RAISE(provider, REASON_OPERATION, "the vault refuses to work with these data and parameters");
         else
             RAISE(provider, REASON_VAULT, "%s", orrery_last_error());

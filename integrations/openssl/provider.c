@@ -8,6 +8,7 @@
  *     vault = /usr/lib/orrery/orrery-vault     # the default: beside the module
  *     grace = 60                               # seconds for which keys stay that were replaced
  *     signer = openssl                         # make no signature with AWS-LC
+ *     allow = decrypt, any-digest, raw         # what the vault does beside the signatures of TLS (policy.h)
  *     activate = 1
  */
 #include "provider.h"
@@ -30,6 +31,7 @@ static const OSSL_ITEM reasons[] = {
     {REASON_KEY, (void *)"the private key cannot be used"},
     {REASON_OPERATION, (void *)"the operation failed"},
     {REASON_PARAMETER, (void *)"a parameter is not supported"},
+    {REASON_POLICY, (void *)"the vault's policy does not allow this"},
     {0, NULL},
 };
 
@@ -112,6 +114,7 @@ static void teardown(void *context) {
     CRYPTO_THREAD_lock_free(provider->lock);
     OPENSSL_free(provider->program);
     OPENSSL_free(provider->grace);
+    OPENSSL_free(provider->allow);
     OPENSSL_free(provider->signer);
     OPENSSL_free(provider);
 }
@@ -173,6 +176,7 @@ __attribute__((visibility("default"))) int OSSL_provider_init(const OSSL_CORE_HA
     if (!(provider->program = configured(core, get, "vault")))
         provider->program = beside();
     provider->grace = configured(core, get, "grace");
+    provider->allow = configured(core, get, "allow");
     provider->signer = configured(core, get, "signer");
     provider->lock = CRYPTO_THREAD_lock_new();
     provider->plain = OSSL_LIB_CTX_new_from_dispatch(core, in);

@@ -41,6 +41,7 @@ struct provider {
     EVP_MD *digests[3]; /* those that TLS signs with: to look one up takes 0.3 us */
     char *program;      /* what to start as the vault */
     char *grace;  /* for how many seconds it keeps keys that nobody wants any more; NULL for its own choice */
+    char *allow;  /* what the vault does beside TLS's signatures (policy.h); NULL for nothing */
     char *signer; /* "openssl" where that makes all signatures; NULL for the vault's own choice */
     CRYPTO_RWLOCK *lock;
     struct orrery_vault *vault; /* under the lock */
@@ -61,6 +62,7 @@ enum reason {
     REASON_KEY,
     REASON_OPERATION,
     REASON_PARAMETER,
+    REASON_POLICY,
 };
 
 void raise_error(const struct provider *provider, const char *file, int line, const char *function,

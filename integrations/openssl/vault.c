@@ -4,8 +4,9 @@
  * It reads key files, and signs and decrypts with them: through AWS-LC where that has the kind of signature, else, or where it is
  * told so, through OpenSSL's default provider.
  *
- *     orrery-vault [grace=SECONDS] [signer=openssl]
+ *     orrery-vault [grace=SECONDS] [signer=openssl] [allow=LIST]
  */
+#include "policy.h"
 #include "signer.h"
 #include "wire.h"
 
@@ -49,6 +50,7 @@ struct keys {
     size_t next;
     long long grace;  /* for how long a key stays that nobody wants, in milliseconds */
     int only_openssl; /* it makes all signatures */
+    unsigned allowed; /* beside what always is (policy.h) */
 };
 
 static long long now(void) {
@@ -302,6 +304,8 @@ static ssize_t serve(void *context, const void *request, size_t length, void *an
         return 0;
     if (call.operation != OPERATION_SIGN && call.operation != OPERATION_DECRYPT)
         return -EINVAL;
+    if (policy_needed(key->pkey, &call, data, length) & ~keys->allowed)
+        return -EACCES;
     size_t quickly =
         call.operation == OPERATION_SIGN ? sign_quickly(key, &call, data, length, answer, room) : 0;
     if (quickly)
@@ -327,6 +331,10 @@ int main(int count, char **arguments) {
             keys.grace = atoll(arguments[i] + 6) * 1000;
         else if (!strcmp(arguments[i], "signer=openssl"))
             keys.only_openssl = 1;
+        else if (strncmp(arguments[i], "allow=", 6) || !policy_parse(arguments[i] + 6, &keys.allowed)) {
+            fprintf(stderr, "orrery-vault: unknown argument %s\n", arguments[i]);
+            return 2;
+        }
     }
     /* Its own configuration could name our provider, and so start a vault of the vault. */
     OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_LOAD_CRYPTO_STRINGS, NULL);

@@ -31,7 +31,7 @@ enum operation {
 
 /*
  * orrery_vault_call: this, then the label (OAEP), then the data. The answer is what comes of it. Errors: ENOKEY where the
- * key has not been loaded, EBADMSG where OpenSSL refuses, EINVAL.
+ * key has not been loaded, EACCES where the policy forbids it (policy.h), EBADMSG where OpenSSL refuses, EINVAL.
  */
 struct call_request {
     uint32_t operation;

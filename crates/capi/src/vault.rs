@@ -1,10 +1,11 @@
 //! `orrery/vault.h`: vaults that the processes of a program share.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 
-use orrery_vault::VaultService;
 use orrery_vault::shared::{Errno, Error, LOAD_ROOM, SharedVault, become_vault};
+use orrery_vault::{Loads, VaultService};
 
 use crate::error;
 
@@ -13,6 +14,9 @@ pub type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut
 
 /// A function of a vault that tidies up.
 pub type Tidy = unsafe extern "C" fn(*mut c_void) -> c_long;
+
+/// Whether the keepers that are made from now on are not confined.
+static LOADS_ANYTHING: AtomicBool = AtomicBool::new(false);
 
 struct Functions {
     load: Function,
@@ -51,10 +55,33 @@ impl VaultService for Functions {
         Self::run(self.serve, self.context, request, answer)
     }
 
+    fn loads(&self) -> Loads {
+        if LOADS_ANYTHING.load(Ordering::Relaxed) { Loads::Anything } else { Loads::Files }
+    }
+
     fn tidy(&mut self) -> Option<Duration> {
         // SAFETY: whoever made the vault promised a function that may be called with the context.
         let milliseconds = unsafe { self.tidy?(self.context) };
         u64::try_from(milliseconds).ok().map(Duration::from_millis)
+    }
+}
+
+/// Leaves the keepers that this process makes, or becomes, unconfined.
+#[unsafe(no_mangle)]
+pub extern "C" fn orrery_vault_set_load_unconfined(unconfined: c_int) {
+    LOADS_ANYTHING.store(unconfined != 0, Ordering::Relaxed);
+}
+
+/// Returns whether the vault's memory is locked.
+///
+/// # Safety
+/// `vault` is null or came from [`orrery_vault_create`] or [`orrery_vault_spawn`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_is_locked(vault: *const SharedVault) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { vault.as_ref() } {
+        Some(vault) => c_int::from(vault.is_locked()),
+        None => error::fail(Error::Errno(Errno::INVAL)),
     }
 }
 

@@ -120,7 +120,15 @@ fn main() {
                 "orrery/compat/orbit/orbit.h",
             ] {
                 let name = format!("{header}/{}/{standard}", compiler.of_c());
-                trials.push(Trial::test(name, move || compiler.check_header(header, language, standard)));
+                trials
+                    .push(Trial::test(name, move || compiler.check_header(header, language, standard, &[])));
+                if language == "c++" {
+                    let name = format!("{header}/{}/{standard}/without_exceptions", compiler.of_c());
+                    let flags = &["-fno-exceptions", "-fno-rtti"];
+                    trials.push(Trial::test(name, move || {
+                        compiler.check_header(header, language, standard, flags)
+                    }));
+                }
             }
         }
     }
@@ -183,12 +191,18 @@ impl Compiler {
         there
     }
 
-    fn check_header(self, header: &str, language: &str, standard: &str) -> Result<(), Failed> {
+    fn check_header(
+        self,
+        header: &str,
+        language: &str,
+        standard: &str,
+        flags: &[&str],
+    ) -> Result<(), Failed> {
         if !self.is_there() {
             return Ok(());
         }
         let mut command = Command::new(self.of_c());
-        command.args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", language]);
+        command.args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", language]).args(flags);
         // The types that the authors of orbits chose are no strict C: structures without names, arrays without ends.
         let strict = header != "orrery/compat/orbit/orbit.h";
         let standard = if strict { standard.to_owned() } else { standard.replacen('c', "gnu", 1) };

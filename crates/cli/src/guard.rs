@@ -18,9 +18,12 @@ pub(crate) struct Arguments {
     /// The policy, in TOML
     #[arg(long, value_name = "FILE", required_unless_present = "learn")]
     policy: Option<PathBuf>,
-    /// Refuse nothing, and write the policy that allows what the program did
+    /// Refuse nothing, and add what the program did to the policy in FILE, which is made if it is not there
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     learn: Option<PathBuf>,
+    /// With --learn, replace what FILE says
+    #[arg(long, requires = "learn")]
+    force: bool,
     /// Append refusals to this file, one line of JSON each, instead of telling them on standard error
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -87,7 +90,7 @@ fn guarded(arguments: Arguments) -> Result<End> {
     };
     let log = match arguments.log {
         Some(path) => Log::JsonLines(path),
-        None if arguments.quiet || arguments.learn.is_some() => Log::Nowhere,
+        None if arguments.quiet => Log::Nowhere,
         None => Log::Words,
     };
     let mut guard = Guard::new(policy).log(log);
@@ -95,7 +98,7 @@ fn guarded(arguments: Arguments) -> Result<End> {
         guard = guard.landlock(false);
     }
     if let Some(path) = &arguments.learn {
-        guard = guard.learn(path);
+        guard = guard.learn(path).forget(arguments.force);
     }
     if arguments.check || arguments.explain {
         let held = guard.explain()?;

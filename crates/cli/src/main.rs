@@ -3,6 +3,7 @@
 mod debug;
 mod doctor;
 mod faults;
+mod generate;
 mod guard;
 mod kimage;
 mod log;
@@ -40,6 +41,8 @@ enum Command {
     Debug(debug::Arguments),
     Doctor(doctor::Arguments),
     Faults(faults::Arguments),
+    #[command(hide = true)]
+    Generate(generate::Arguments),
     Guard(guard::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Debug(arguments) => debug::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Faults(arguments) => faults::run(&arguments),
+        Command::Generate(arguments) => generate::run(&arguments),
         Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),

@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use orrery_hijack::{Hijack, Options, Policy};
 
-use crate::trace::{self, Style};
+use crate::trace::{self, Extras, Style};
 
 /// Run a program under an executive, through which all its system calls pass
 ///
@@ -36,6 +36,11 @@ pub(crate) struct Arguments {
     /// enforced
     #[arg(long, requires = "policy")]
     enforce: bool,
+
+    /// Let run, with a warning, what a policy that denies something cannot be applied to: programs that are traced, gain privileges,
+    /// leave no room for the executive, and io_uring and calls newer than this version. By default they are refused
+    #[arg(long, requires = "policy")]
+    no_strict: bool,
 
     /// Do not rewrite the program's code: the kernel dispatches every call
     #[arg(long)]
@@ -81,12 +86,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let log = open_log(arguments)?;
     let policy = policy.unwrap_or_default().with_services(services);
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
+    let options = options.strict(!arguments.no_strict);
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !logs {
         return Err(hijack.execute(program, rest).into());
     }
-    let status = trace::follow(&hijack, program, rest, log, Style::default())?;
+    let status = trace::follow(&hijack, program, rest, log, Style::default(), Extras::default())?;
     trace::end_as(status)
 }
 

@@ -3,8 +3,10 @@
 mod clock;
 mod forward;
 mod line;
+mod pending;
 mod report;
 pub(crate) mod select;
+mod thread_files;
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -15,7 +17,7 @@ use std::process::{ExitStatus, exit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{ArgAction, Args};
@@ -25,9 +27,13 @@ use orrery_hijack::{Events, Hijack, Options, Policy};
 use clock::Clock;
 pub(crate) use line::Style;
 pub(crate) use line::Writer;
+use pending::Pending;
+use thread_files::ThreadFiles;
 
 /// How often the journal is looked at.
 const INTERVAL: Duration = Duration::from_millis(2);
+/// How long after a signal calls are shown that have not returned.
+const SETTLED: Duration = Duration::from_millis(200);
 
 /// Trace the system calls of a program and its children, or count them (-c)
 ///
@@ -68,7 +74,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, conflicts_with = "count")]
     slower: Option<Duration>,
 
-    /// Prefix each line with the time of day; given three times, with seconds since 1970
+    /// Prefix each line with the time of day; given twice, with microseconds; given three times, with seconds since 1970
     #[arg(short, long, action = ArgAction::Count, conflicts_with = "count")]
     time: u8,
 
@@ -89,7 +95,7 @@ pub(crate) struct Arguments {
     decode_fds: u8,
 
     /// Print at most this many bytes of buffers, up to 200 [default: 48]
-    #[arg(short, long, value_name = "BYTES", conflicts_with = "count")]
+    #[arg(short, long, value_name = "BYTES", conflicts_with = "count", value_parser = string_limit)]
     string_limit: Option<u16>,
 
     /// Print the call stack of each call: files and offsets, innermost first
@@ -99,6 +105,10 @@ pub(crate) struct Arguments {
     /// Apply the rules of this policy, as `orrery run` does
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
+
+    /// With --policy: let run, with a warning, what a policy that denies something cannot be applied to, as `orrery run` does
+    #[arg(long, requires = "policy")]
+    no_strict: bool,
 
     /// Write to this file instead of standard error
     #[arg(short, long, value_name = "FILE")]
@@ -116,7 +126,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_patch: bool,
 
-    /// Ignored: children are always followed
+    /// Given twice, with --output: write the calls of each thread to FILE.TID. Children are always followed
     #[arg(short, action = ArgAction::Count, hide = true)]
     follow: u8,
 
@@ -151,16 +161,31 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let selection = select::read(&arguments.call)?;
     let selected = selection.calls;
     // Before the program runs: it is not to work for nothing.
+    let separate = arguments.follow > 1 && !arguments.count;
+    let files = arguments.output.as_deref().filter(|_| separate);
+    let files = files.map(|path| ThreadFiles::new(path, arguments.append));
     let mut output: Box<dyn Write + Send> = match &arguments.output {
-        Some(path) => {
+        Some(path) if path.as_os_str().as_encoded_bytes().starts_with(b"|") => {
+            anyhow::bail!(
+                "cannot write to the command {}: -o takes a file; use a pipe of the shell",
+                path.display()
+            );
+        }
+        Some(path) if files.is_none() => {
             let mut file = OpenOptions::new();
             let file = file.create(true).write(true).append(arguments.append).truncate(!arguments.append);
             Box::new(file.open(path).with_context(|| format!("cannot create {}", path.display()))?)
         }
-        None => Box::new(io::stderr()),
+        _ => Box::new(io::stderr()),
     };
+    if arguments.decode_fds > 1 {
+        anyhow::bail!(
+            "cannot print addresses of sockets (-yy): -y prints what descriptors are; use strace -yy"
+        );
+    }
     let timed = arguments.count && !arguments.untimed;
     let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
+    let options = options.strict(!arguments.no_strict);
     let status = if arguments.count {
         let hijack = Hijack::start(options.policy(policy))?;
         crate::pipes::restore();
@@ -195,6 +220,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         };
         let descriptors = arguments.decode_fds > 0 || selection.descriptors;
         let detail = Detail { buffers: arguments.string_limit, descriptors };
+        // Whether a call that has not returned is about a path is not looked at.
+        let watched = if arguments.path.is_empty() { selected.clone() } else { Vec::new() };
         let traced = Policy::telling(selected, arguments.stack_trace).about(&arguments.path).detailed(detail);
         // What the policy answers is traced as well.
         let mut all = traced.then(policy);
@@ -203,9 +230,30 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         let hijack = Hijack::start(options.policy(all))?;
         crate::pipes::restore();
-        follow(&hijack, program, rest, output, style)?
+        follow(&hijack, program, rest, output, style, Extras { watched: &watched, files })?
     };
     end_as(status)
+}
+
+/// What a trace has beside the calls that a policy logs.
+#[derive(Default)]
+pub(crate) struct Extras<'a> {
+    /// Calls that are written, too, if they have not returned when the program ends.
+    watched: &'a [u32],
+    /// Where the lines of each thread go, if not to one output.
+    files: Option<ThreadFiles>,
+}
+
+/// The argument of `-s`.
+fn string_limit(text: &str) -> Result<u16, String> {
+    let most = Detail::MOST;
+    match text.parse() {
+        Ok(limit) if limit <= most => Ok(limit),
+        Ok(_) | Err(_) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() => {
+            Err(format!("at most {most} bytes of a buffer are recorded; for more, use `strace -s {text}`"))
+        }
+        Ok(_) | Err(_) => Err(format!("it is no number from 0 to {most}")),
+    }
 }
 
 /// Runs a program as a child, and writes the calls that its policy logs, until it ends.
@@ -218,9 +266,16 @@ pub(crate) fn follow(
     rest: &[OsString],
     output: Box<dyn Write + Send>,
     style: Style,
+    extras: Extras<'_>,
 ) -> anyhow::Result<ExitStatus> {
-    let logger = Logger::prepare(hijack, output, style);
+    let mut logger = Logger::prepare(hijack, output, style);
     let child = hijack.spawn(program, rest)?;
+    if let Some(program) = u32::try_from(child.pid()).ok().filter(|_| !extras.watched.is_empty()) {
+        logger.writer.watch(Pending::new(program, extras.watched));
+    }
+    if let Some(files) = extras.files {
+        logger.writer.separate(files);
+    }
     forward::to(child.pid());
     let logging = logger.start();
     let pid = child.pid();
@@ -279,6 +334,7 @@ impl RunningLogger {
 
 /// Writes events as they come, until the program has ended and nothing is left.
 fn write_events(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Result<()> {
+    let mut interrupted = None;
     loop {
         let last = ended.load(Relaxed);
         let mut some = false;
@@ -288,6 +344,17 @@ fn write_events(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) ->
         }
         if last && !some {
             break;
+        }
+        if !some {
+            if forward::was_interrupted() {
+                interrupted = Some(Instant::now());
+            }
+            // The program has the same signal: calls that this interrupts, and that are made again, are settled by then.
+            if interrupted.is_some_and(|when| when.elapsed() >= SETTLED) {
+                interrupted = None;
+                writer.show_pending()?;
+            }
+            writer.look()?;
         }
         writer.flush()?;
         thread::sleep(INTERVAL);

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use openssl::pkey::{Id, PKey};
 
 /// Keep private keys in a vault: programs use OpenSSL as ever, and never have the keys.
@@ -31,7 +31,21 @@ enum Action {
         /// The provider's module
         #[arg(long, value_name = "FILE", default_value = "/usr/local/lib/orrery/orrery.so")]
         module: PathBuf,
+        /// What the vault does beside the signatures of TLS 1.2 and 1.3
+        #[arg(long, value_name = "LIST", value_delimiter = ',')]
+        allow: Vec<Allowed>,
     },
+}
+
+/// What a policy can allow (integrations/openssl/policy.h).
+#[derive(Clone, Copy, ValueEnum)]
+enum Allowed {
+    /// RSA decryption: TLS without forward secrecy, mail
+    Decrypt,
+    /// Signatures of MD5, SHA-1 and other digests, and of data whose digest is not named
+    AnyDigest,
+    /// RSA without padding, or with that of X9.31
+    Raw,
 }
 
 /// The PEM's name, as the provider knows it (integrations/openssl/provider.h).
@@ -44,9 +58,11 @@ const NAME: &str = "ORRERY VAULT KEY";
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.action {
         Action::Wrap { key, output } => wrap(key, output.as_deref()),
-        Action::Conf { module } => {
+        Action::Conf { module, allow } => {
             ensure!(module.is_absolute(), "{}: give the module's absolute path", module.display());
-            io::stdout().write_all(configuration(module).as_bytes()).context("write to standard output")
+            io::stdout()
+                .write_all(configuration(module, allow).as_bytes())
+                .context("write to standard output")
         }
     }
 }
@@ -155,7 +171,10 @@ fn pem_of(der: &[u8]) -> String {
     text
 }
 
-fn configuration(module: &Path) -> String {
+fn configuration(module: &Path, allow: &[Allowed]) -> String {
+    let names: Vec<_> = allow.iter().filter_map(ValueEnum::to_possible_value).collect();
+    let names: Vec<_> = names.iter().map(clap::builder::PossibleValue::get_name).collect();
+    let allow = if names.is_empty() { String::new() } else { format!("allow = {}\n", names.join(", ")) };
     format!(
         "# OpenSSL with private keys in a vault. Name this file in OPENSSL_CONF, or put it into openssl.cnf.\n\
          openssl_conf = orrery_openssl\n\
@@ -173,6 +192,7 @@ fn configuration(module: &Path) -> String {
          \n\
          [orrery_vault]\n\
          module = {}\n\
+         {allow}\
          activate = 1\n",
         module.display()
     )

@@ -4,12 +4,12 @@ mod python_arguments;
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use orrery_warm::client::{AsPython, Client, Job, Source, run_as_python};
+use orrery_warm::client::{AsPython, Client, Job, Source, become_python, run_as_python};
 use orrery_warm::config::{self, Interpreter, Limits, Sandbox, ServerConfig, WorkerConfig};
 
 use self::python_arguments::PythonArguments;
@@ -44,10 +44,11 @@ struct SocketArgument {
 
 #[derive(Args)]
 struct ServeArguments {
-    /// Python interpreter to start; that of a virtual environment has its packages
-    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, required = true,
-          default_missing_value = "/usr/bin/python3")]
-    python: PathBuf,
+    /// Python interpreter to start; that of a virtual environment has its packages [default: that of $VIRTUAL_ENV, else
+    /// /usr/bin/python3]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, required = true)]
+    #[expect(clippy::option_option, reason = "the option is required, and its value is not")]
+    python: Option<Option<PathBuf>>,
     /// Modules to import before the first request
     #[arg(long = "import", value_name = "MODULE,...", value_delimiter = ',')]
     imports: Vec<String>,
@@ -97,13 +98,16 @@ struct RunArguments {
     /// Wait this long for a place in the server's queue, instead of failing when it is full
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     wait: Option<Duration>,
-    /// Start python3 if the server is absent, busy or refuses the program
+    /// Start the server's interpreter if the server is absent, busy or refuses the program or an option
     #[arg(long)]
     fallback: bool,
     /// Arguments of python3: [-u] [-B] [-P] [-W FILTER] SCRIPT ..., -c TEXT ..., -m MODULE ..., or -
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PYTHON ARGUMENTS")]
     python: Vec<OsString>,
 }
+
+/// The exit status for what only a new interpreter can do.
+const REFUSED: i32 = 76;
 
 /// Runs the subcommand. `orrery warm run` ends this process as the program ended.
 ///
@@ -145,7 +149,7 @@ fn serve(arguments: ServeArguments) -> anyhow::Result<()> {
         workers: arguments.workers,
         queue: arguments.queue,
         worker: WorkerConfig {
-            interpreter: Interpreter { executable: arguments.python, imports: arguments.imports },
+            interpreter: interpreter(arguments.python.flatten().as_deref(), arguments.imports)?,
             isolation: match arguments.isolate {
                 Isolation::Rollback => config::Isolation::Rollback,
                 Isolation::Fork => config::Isolation::Fork,
@@ -160,18 +164,67 @@ fn serve(arguments: ServeArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Finds the interpreter, and asks it what it is.
+fn interpreter(named: Option<&Path>, imports: Vec<String>) -> anyhow::Result<Interpreter> {
+    let environment = std::env::var_os("VIRTUAL_ENV").filter(|directory| !directory.is_empty());
+    let executable = match (named, environment) {
+        (Some(named), _) => find_interpreter(named)?,
+        (None, Some(directory)) => Path::new(&directory).join("bin/python3"),
+        (None, None) => "/usr/bin/python3".into(),
+    };
+    let shown = executable.display();
+    // Without the user's and the site's modules, which may print something.
+    let output = std::process::Command::new(&executable)
+        .args(["-I", "-S", "-c", "import sys; sys.stdout.write(sys.version)"])
+        .output()
+        .with_context(|| format!("cannot start the interpreter {shown}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("cannot start the interpreter {shown}: {}: {}", output.status, said.trim());
+    }
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(Interpreter { executable, version, imports })
+}
+
+/// The absolute path of an interpreter; a name without a slash is looked for in `PATH`.
+fn find_interpreter(named: &Path) -> anyhow::Result<PathBuf> {
+    if named.components().count() > 1 || named.is_absolute() {
+        return std::path::absolute(named)
+            .with_context(|| format!("cannot make {} an absolute path", named.display()));
+    }
+    let directories = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&directories)
+        .map(|directory| directory.join(named))
+        .find(|path| path.is_file());
+    found.with_context(|| format!("cannot find the interpreter {} in PATH", named.display()))
+}
+
 fn run_program(arguments: RunArguments) -> anyhow::Result<()> {
     let socket = arguments.socket.path()?;
-    let python = PythonArguments::parse(&arguments.python)?;
-    if matches!(python.source, Source::Stdin { .. }) && io::IsTerminal::is_terminal(&io::stdin()) {
-        bail!("cannot run an interactive session on a server: run python3");
-    }
+    let fallback = arguments.fallback.then(|| {
+        let interpreter = orrery_warm::server::interpreter_of(&socket).unwrap_or_else(|| "python3".into());
+        std::iter::once(interpreter.into_os_string())
+            .chain(arguments.python.iter().cloned())
+            .collect::<Vec<_>>()
+    });
+    let parsed = PythonArguments::parse(&arguments.python).and_then(|python| {
+        if matches!(python.source, Source::Stdin { .. }) && io::IsTerminal::is_terminal(&io::stdin()) {
+            bail!("cannot run an interactive session on a server: run python3, or with --fallback");
+        }
+        Ok(python)
+    });
+    let python = match (parsed, fallback.as_ref()) {
+        (Ok(python), _) => python,
+        (Err(_), Some(command)) => become_python(command),
+        (Err(error), None) => {
+            eprintln!("orrery: {error:#}");
+            std::process::exit(REFUSED);
+        }
+    };
     let job = Job::new(python.source)
         .arguments(python.arguments)
         .options(python.unbuffered, python.no_bytecode, python.safe_path, python.warnings)
         .standard_streams();
-    let fallback =
-        arguments.fallback.then(|| std::iter::once("python3".into()).chain(arguments.python).collect());
     run_as_python(AsPython { client: Client::new(socket).wait(arguments.wait), job, fallback })
 }
 

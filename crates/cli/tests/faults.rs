@@ -111,3 +111,27 @@ fn what_cannot_be_explored_is_told() {
     let failed = faults(directory.path(), &[], &["no-such-program"]);
     assert!(String::from_utf8_lossy(&failed.stderr).contains("no such program"));
 }
+
+#[test]
+fn places_are_told_by_function_though_their_pages_were_rewritten() {
+    if facility::is_missing() {
+        return;
+    }
+    // The loader's calls are many enough to have their places rewritten.
+    let words = ["/usr/bin/python3", "-I", "-S", "-c", "open('/etc/passwd').read()"];
+    let mut command = Command::new(ORRERY);
+    let output = command
+        .args(["faults", "--json", "-e", "openat,read,close", "--limit", "40", "--"])
+        .args(words)
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let runs = report["runs"].as_array().unwrap().iter();
+    let frames: Vec<_> =
+        runs.flat_map(|run| run["frames"].as_array().unwrap()).map(|frame| frame.as_str().unwrap()).collect();
+    assert!(
+        !frames.is_empty() && frames.iter().all(|frame| frame.contains('+') && !frame.starts_with("0x")),
+        "{frames:?}"
+    );
+    assert!(frames.iter().any(|frame| frame.contains(" (")), "{frames:?}");
+}

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pairs::{ONE_PAIR, Up, events, missing, orthros};
+use pairs::{Client, ONE_PAIR, Up, connect, events, missing, orthros};
 use serde_json::Value;
 
 #[test]
@@ -232,12 +232,98 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     up.expect("end");
 }
 
-/// The number of the backup's QEMU.
-fn backup_of(up: &mut Up) -> rustix::process::Pid {
+/// Returns the PID of the QEMU with this role.
+fn qemu_of(up: &mut Up, role: &str) -> rustix::process::Pid {
     up.say("status");
     let status = up.expect("status");
-    let pid = status["status"]["backup"]["pid"].as_i64().unwrap();
+    let pid = status["status"][role]["pid"].as_i64().unwrap();
     rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+}
+
+/// Returns the PID of the backup's QEMU.
+fn backup_of(up: &mut Up) -> rustix::process::Pid {
+    qemu_of(up, "backup")
+}
+
+#[test]
+fn the_service_survives_a_qemu_that_is_killed_or_stopped() {
+    use rustix::process::{Signal, kill_process};
+    if let Some(why) = missing(&[("ip", "iproute2")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let network = format!("orrery-fence-{}", std::process::id());
+    // A busy host may let a processor wait; the pause of a stopped QEMU is given up after as long.
+    let options = ["--network", &network, "--silence", "5"];
+    let mut up = Up::start(&options, &["orrery-orthros-load", "ballast", "1", "0", "0"]);
+    up.expect("help");
+    let mut client = Client::of(connect(&network, 7));
+    assert_eq!(client.ask("count"), "1");
+    let mut count = 1;
+    for (signal, cause) in [(Signal::KILL, "killed"), (Signal::STOP, "silence")] {
+        kill_process(qemu_of(&mut up, "active"), signal).unwrap();
+        let survived = up.expect("survived");
+        assert_eq!(survived["failover"]["cause"], cause, "{survived}");
+        let remarks = survived["failover"]["summary"]["remarks"].to_string();
+        assert_eq!(
+            remarks.contains("QMP stop failed: no answer for 5 s"),
+            signal == Signal::STOP,
+            "{remarks}"
+        );
+        count += 1;
+        assert_eq!(client.ask("count"), count.to_string(), "after {signal:?}");
+        up.expect("renewed");
+    }
+    // Asked for, it is not more careful with a QEMU that does not answer.
+    kill_process(qemu_of(&mut up, "active"), Signal::STOP).unwrap();
+    up.say("failover");
+    up.expect("survived");
+    assert_eq!(client.ask("count"), (count + 1).to_string());
+    up.expect("renewed");
+    up.say("quit");
+    up.expect("end");
+}
+
+#[test]
+fn a_service_that_exits_is_reported_and_restarted_as_asked() {
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    // One that ends at once has never run.
+    let output = orthros().args(["up", "--", "false"]).stdin(Stdio::null()).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("the service exited with status 1"), "{error}");
+    // One that goes into the background runs on; it ends when its last process does.
+    let script = "{ while ! test -e /run/end; do sleep 0.2; done; } & exit 0";
+    let mut up = Up::start(&[], &["sh", "-c", script]);
+    up.expect("help");
+    let exited = up.expect("exited");
+    assert_eq!(exited["text"], "the service exited with status 0, and other processes of it remain");
+    up.say("run touch /run/end");
+    assert_eq!(up.expect("exited")["text"], "the service exited with status 0");
+    up.expect("end");
+    assert_eq!(up.child.wait().unwrap().code(), Some(0));
+    // One that was restored exits like one that was started.
+    let mut up = Up::start(
+        &["--restart", "on-failure"],
+        &["sh", "-c", "while ! test -e /run/end; do sleep 0.2; done; kill -9 $$"],
+    );
+    up.expect("help");
+    up.say("crash");
+    up.expect("survived");
+    up.expect("renewed");
+    up.say("run touch /run/end");
+    assert_eq!(up.expect("exited")["text"], "the service was killed by signal 9");
+    up.expect("restarted");
+    up.expect("renewed");
+    up.say("status");
+    assert!(up.expect("status")["status"]["exit"].is_null());
+    up.say("quit");
+    up.expect("end");
 }
 
 #[test]

@@ -77,11 +77,11 @@ os.wait()
         ", 127.0.0.1:0, 16) = 0",
         "\"firstsecond\", 0) = 11",
         "rt_sigaction(SIGUSR1, {sa_handler=0x",
-        "sa_flags=SA_ONSTACK|SA_RESTORER, ",
+        "sa_flags=SA_RESTORER|SA_ONSTACK, ",
         "rt_sigprocmask(SIG_BLOCK, [TERM], [], 8) = 0",
         "events=POLLOUT, revents=POLLOUT}]",
         "{events=EPOLLOUT, data=",
-        "\"/dev/null\", {st_mode=S_IFCHR|0666, st_size=0, ...}, 0) = 0",
+        "\"/dev/null\", {st_mode=S_IFCHR|0666, st_rdev=makedev(0x1, 0x3), ...}, 0) = 0",
         "writev(1, \"onetwo\", 2) = 6",
         "uname({sysname=\"Linux\", nodename=",
         "(\"/\", R_OK|X_OK) = 0",
@@ -239,12 +239,18 @@ fn lines_tell_as_much_as_is_asked_for() {
         let line = calls(&text).find(|line| line.contains("write(1, ")).unwrap().to_owned();
         line.split('"').nth(1).unwrap().len()
     };
-    assert_eq!([written(&[]), written(&["-s", "7"]), written(&["-s", "9999"])], [48, 7, 200]);
+    assert_eq!([written(&[]), written(&["-s", "7"]), written(&["-s", "200"])], [48, 7, 200]);
     // Times.
     let text = told(&["-ttt", "-e", "clock_nanosleep"], &["sleep", "0.1"]);
     let begin: f64 = text.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
     assert!((now - 600.0..now).contains(&begin), "{text}");
+    for (option, form) in [("-t", "00:00:00"), ("-tt", "00:00:00.000000")] {
+        let text = told(&[option, "-e", "clock_nanosleep"], &["sleep", "0.1"]);
+        let time = text.split_ascii_whitespace().nth(1).unwrap();
+        let digits = time.replace(|each: char| each.is_ascii_digit(), "0");
+        assert_eq!(digits, form, "{text}");
+    }
     let text = told(&["-r", "-e", "clock_nanosleep,exit_group"], &["sleep", "0.1"]);
     let since: f64 = calls(&text).nth(1).unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
     assert!((0.1..60.0).contains(&since), "{text}");
@@ -252,7 +258,29 @@ fn lines_tell_as_much_as_is_asked_for() {
     let text =
         told(&["-k", "-e", "getppid"], &["/usr/bin/python3", "-I", "-S", "-c", "import os; os.getppid()"]);
     let frames: Vec<_> = text.lines().skip_while(|line| !line.contains("getppid()")).skip(1).collect();
-    assert!(frames[0].contains(" > libc.so.6+0x") && frames[1].contains(" > python3"), "{text}");
+    assert!(frames[0].contains(" > libc.so.6+0x") && frames[0].contains(" (getppid+0x"), "{text}");
+    assert!(frames[1].contains("python3") && frames[1].contains("+0x"), "{text}");
+}
+
+#[test]
+fn callers_are_found_in_pages_that_were_rewritten() {
+    if facility::is_missing() {
+        return;
+    }
+    // So many that the place is rewritten, and with it the page of the C library that it is in.
+    let script = "import os\nfor i in range(60): os.getppid()";
+    let text = told(&["-k", "-e", "getppid"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    let innermost: Vec<_> = text
+        .lines()
+        .zip(text.lines().skip(1))
+        .filter_map(|(call, frame)| call.contains(" getppid()").then_some(frame))
+        .collect();
+    assert_eq!(innermost.len(), 60, "{text}");
+    assert!(
+        innermost.iter().all(|frame| frame.contains(" > libc.so.6+0x") && frame.contains("(getppid+0x")),
+        "{text}"
+    );
+    assert!(!text.contains(" > 0x"), "{text}");
 }
 
 #[test]
@@ -345,4 +373,145 @@ fn the_programs_end_is_the_traces() {
     let output = trace(&["-e", "nonsense"], &["true"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("no system call is called \"nonsense\""));
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn what_the_kernel_has_not_written_is_a_pointer() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = r"
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None)
+status = ctypes.c_int(0x7d)
+child = os.fork()
+if child == 0: time.sleep(600)
+libc.wait4(child, ctypes.byref(status), os.WNOHANG, None)
+os.kill(child, signal.SIGKILL)
+libc.wait4(child, ctypes.byref(status), 0, None)
+names = ctypes.create_string_buffer(b'left over')
+libc.getxattr(b'/dev/null', b'user.a', names, 0)
+libc.listxattr(b'/proc/self', names, 0)
+";
+    let text = told(&["-e", "wait4,getxattr,listxattr"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    let waited: Vec<_> = calls(&text).filter(|line| line.contains(" wait4(")).collect();
+    assert!(waited[0].contains(", 0x") && waited[0].ends_with(", WNOHANG, NULL) = 0"), "{text}");
+    assert!(waited[1].contains(", [killed by SIGKILL], 0, NULL) = "), "{text}");
+    assert!(!text.contains("left over"), "{text}");
+}
+
+#[test]
+fn calls_that_have_not_returned_are_told() {
+    if facility::is_missing() {
+        return;
+    }
+    // It ends when it is told to, in a call that it never returned from.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let started = |options: &[&str], words: &[&str]| {
+        let mut command = Command::new(ORRERY);
+        command.args(["trace", "-o", file.to_str().unwrap()]).args(options).arg("--").args(words);
+        command.stdin(Stdio::piped()).env("LC_ALL", "C").spawn().unwrap()
+    };
+    let waits = |process: u32, call: &str| {
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+        let Some(child) = children.split_ascii_whitespace().next() else { return false };
+        fs::read_to_string(format!("/proc/{child}/syscall")).is_ok_and(|text| text.starts_with(call))
+    };
+    let send = |process: u32, signal: i32| {
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(libc::pid_t::try_from(process).unwrap(), signal) }, 0);
+    };
+    let text = || fs::read_to_string(&file).unwrap_or_default();
+    // 0: read; 230: clock_nanosleep.
+    for (words, call, line) in [
+        (&["cat"][..], "0 0x0 ", " read(0, <unfinished ...>"),
+        (
+            &["sleep", "1000"],
+            "230 0x0 0x0 ",
+            " clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=1000, tv_nsec=0}, <unfinished ...>",
+        ),
+    ] {
+        let mut trace = started(&["-e", "read,clock_nanosleep"], words);
+        orrery_testing::eventually("the program waits", || waits(trace.id(), call));
+        // Looks come in intervals; each says what the last one saw.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        // Waiting would close it, and so end the call.
+        let input = trace.stdin.take();
+        send(trace.id(), libc::SIGTERM);
+        assert_eq!(trace.wait().unwrap().signal(), Some(libc::SIGTERM));
+        drop(input);
+        assert!(text().contains(line), "{}", text());
+        assert_eq!(text().matches("unfinished").count(), 1, "{}", text());
+    }
+    // One that goes on is told of when somebody interrupts, and then as it returns.
+    let script = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: None); os.read(0, 1)";
+    let mut trace = started(&["-e", "read"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    orrery_testing::eventually("the program waits", || waits(trace.id(), "0 0x0 "));
+    send(trace.id(), libc::SIGUSR1);
+    orrery_testing::eventually("the call is told", || {
+        // Again, should the thread have run just then.
+        send(trace.id(), libc::SIGUSR1);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        text().contains(" read(0, <unfinished ...>")
+    });
+    drop(trace.stdin.take());
+    assert!(trace.wait().unwrap().success());
+    assert!(text().contains(" read(0, \"\", 1) = 0"), "{}", text());
+    // What returns is told once.
+    let mut trace = started(&["-e", "clock_nanosleep"], &["sleep", "0.5"]);
+    assert!(trace.wait().unwrap().success());
+    assert!(
+        text().contains("{tv_sec=0, tv_nsec=500000000}, ") && !text().contains("unfinished"),
+        "{}",
+        text()
+    );
+}
+
+#[test]
+fn what_is_not_offered_is_refused_by_name() {
+    if facility::is_missing() {
+        return;
+    }
+    for (options, code, message) in [
+        (
+            &["-s", "4000"][..],
+            2,
+            "at most 200 bytes of a buffer are recorded; for more, use `strace -s 4000`",
+        ),
+        (&["-s", "x"], 2, "it is no number from 0 to 200"),
+        (&["-yy"], 1, "-yy"),
+        (&["-o", "|cat"], 1, "cannot write to the command |cat"),
+        (&["-e", "decode-fds=all"], 1, "decode-fds=all is not known here"),
+        (&["-C"], 2, "-C"),
+        (&["-n"], 2, "-n"),
+        (&["-x"], 2, "-x"),
+        (&["-i"], 2, "-i"),
+        (&["-u", "nobody"], 2, "-u"),
+        (&["-E", "A=b"], 2, "-E"),
+        (&["-D"], 2, "-D"),
+    ] {
+        let output = trace(options, &["true"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(message), "{options:?}: {output:?}");
+    }
+}
+
+#[test]
+fn each_thread_has_a_file_on_request() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let script = "/bin/true; exit 3";
+    let output = trace(&["-ff", "-o", file.to_str().unwrap(), "-e", "exit_group"], &["sh", "-c", script]);
+    assert!(output.status.code() == Some(3) && output.stderr.is_empty(), "{output:?}");
+    assert!(!file.exists());
+    let mut texts: Vec<_> = fs::read_dir(directory.path())
+        .unwrap()
+        .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    texts.sort();
+    assert_eq!(texts, ["exit_group(0) = ?\n", "exit_group(3) = ?\n+++ exited with 3 +++\n"]);
 }

@@ -6,6 +6,8 @@
 mod engine;
 #[path = "vault/house.rs"]
 mod house;
+#[path = "vault/policy.rs"]
+mod policy;
 #[path = "vault/signatures.rs"]
 mod signatures;
 
@@ -19,6 +21,7 @@ use house::{Apache, House, KEYS, Kind, Nginx, await_that, kill, secrets_of};
 #[test]
 fn openssl_signs_and_decrypts_with_references() {
     let Some(house) = House::new() else { return };
+    house.configure("allow = decrypt, any-digest");
     signs_and_decrypts(&house);
     house.configure("signer = openssl");
     signs_and_decrypts(&house);
@@ -100,6 +103,8 @@ fn signs_and_decrypts(house: &House) {
 #[test]
 fn nginx_serves_every_kind_of_key_in_every_way() {
     let Some(house) = House::new() else { return };
+    // For TLS 1.2 without forward secrecy.
+    house.configure("allow = decrypt");
     let Some(nginx) = Nginx::start(&house, &KEYS, true, "") else { return };
     for (kind, options, expected) in [
         (Kind::Rsa, "-tls1_3 -sigalgs rsa_pss_rsae_sha256", "RSA-PSS"),
@@ -497,6 +502,15 @@ fn what_is_wrong_is_said_at_the_start() {
     let configuration = fs::read_to_string(house.configuration()).unwrap();
     house.configure("signer = gnutls");
     refuses("signer", &reference, good, &["a parameter is not supported", "signer = gnutls", "openssl"]);
+
+    fs::write(house.configuration(), &configuration).unwrap();
+    house.configure("allow = decrypt, everything");
+    refuses(
+        "allow",
+        &reference,
+        good,
+        &["a parameter is not supported", "allow = decrypt, everything", "any-digest"],
+    );
 
     // No vault to be had.
     fs::write(house.configuration(), configuration.replace("orrery-vault", "nowhere")).unwrap();

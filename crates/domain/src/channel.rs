@@ -47,8 +47,13 @@ impl Channel {
         // A power of two, so that numbers may run over 2^32.
         let slots = bound.next_power_of_two();
         let len = FACE + slot * slots as usize;
-        let (main, domain) = (SharedMemory::new(name, len)?, SharedMemory::new(name, len)?);
+        let (main, domain) = (SharedMemory::for_domains(name, len)?, SharedMemory::for_domains(name, len)?);
         Ok(Self { main, domain, bound, slots, slot })
+    }
+
+    /// Returns the two blocks, which the domain inherits.
+    pub(crate) fn memory(&self) -> [&SharedMemory; 2] {
+        [&self.main, &self.domain]
     }
 
     fn side(&self, own: &SharedMemory, other: &SharedMemory) -> Side {

@@ -1,8 +1,11 @@
 //! Tells main, a forked child of main and a domain apart.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::Once;
 
-use orrery_sys::generation;
+use orrery_sys::{generation, signals};
+
+use crate::watch::Watcher;
 
 /// Whether this process is a domain. It is process-wide state, because fork(2) is.
 static IN_DOMAIN: AtomicBool = AtomicBool::new(false);
@@ -39,6 +42,33 @@ pub fn is_inside() -> bool {
 /// Marks the calling process as a domain. Async-signal-safe.
 pub(crate) fn enter() {
     IN_DOMAIN.store(true, Ordering::Relaxed);
+}
+
+/// The watcher of what a domain forks; null in main.
+static DESCENDANTS: AtomicPtr<Watcher> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Lets `watcher` end what the calling process, a domain, forks through libc from now on when main dies.
+/// Async-signal-safe.
+pub(crate) fn watch_descendants(watcher: &'static Watcher) {
+    DESCENDANTS.store(core::ptr::from_ref(watcher).cast_mut(), Ordering::SeqCst);
+}
+
+/// Has [`watch_descendants`] heard of in the children of domains that are made from now on. In main, before the fork.
+pub(crate) fn prepare_descendants() {
+    extern "C" fn in_child() {
+        // SAFETY: null, or a watcher that stays for good; see `watch_descendants`.
+        let Some(watcher) = (unsafe { DESCENDANTS.load(Ordering::SeqCst).as_ref() }) else { return };
+        let mask = signals::block_all();
+        // Without room for a thread it ends with its process group only.
+        let _ = watcher.start();
+        signals::set_mask(mask);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: registers a function that makes async-signal-safe calls only. Without memory for that, what a domain
+        // forks ends with its process group only.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
 }
 
 #[cfg(test)]

@@ -29,7 +29,8 @@ pub enum Descriptors {
 pub enum Signals {
     /// Handlers of main's do not run in the domain: what was caught gets its default disposition, and what the keyboard
     /// sends (SIGINT, SIGQUIT, SIGTSTP, SIGHUP) is ignored, since it is meant for main, with which the domain ends
-    /// anyway. Nothing is blocked.
+    /// anyway. So is what a terminal sends to background process groups (SIGTTIN, SIGTTOU): the domain leads a group of its
+    /// own, may write to the terminal, and reads EIO from it. Nothing is blocked.
     #[default]
     Fresh,
     /// Everything stays as main had it.
@@ -52,6 +53,8 @@ impl PostForkSetup {
     /// Makes the calling process what it should be. Signals are blocked and stay so.
     pub(crate) fn apply(&self) -> Result<(), (SetupStep, Errno)> {
         let at = |step: SetupStep| move |errno: Errno| (step, errno);
+        // A group of its own, so that main can end what the domain forks. A fresh child leads no session, so this holds.
+        let _ = rustix::process::setpgid(None, None);
         self.bounds.group.join().map_err(at(SetupStep::JoinGroup))?;
         self.bounds.set_process_limits().map_err(at(SetupStep::Limit))?;
         self.scheduling.set_class().map_err(at(SetupStep::Schedule))?;
@@ -109,9 +112,10 @@ fn reset_signals() -> Result<(), Errno> {
             continue;
         }
         let keyboard = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGHUP].contains(&signal);
+        let terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
         let now = signals::action(signal).map_err(|e| e.errno)?;
         let wanted = match now.handler {
-            _ if keyboard => libc::SIG_IGN,
+            _ if keyboard || terminal => libc::SIG_IGN,
             libc::SIG_IGN => libc::SIG_IGN,
             _ => libc::SIG_DFL,
         };

@@ -22,6 +22,7 @@ pub struct Process {
     pid: Pid,
     pidfd: OwnedFd,
     ours_to_reap: bool,
+    leads_group: bool,
     creator: crate::forked::Creator,
 }
 
@@ -31,7 +32,25 @@ impl Process {
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
             .map_err(|e| Error::system("pidfd_open", usize::try_from(pid.as_raw_pid()).unwrap_or(0), e))?;
         let pidfd = descriptors::raise(pidfd);
-        Ok(Self { pid, pidfd, ours_to_reap, creator: crate::forked::Creator::here() })
+        let creator = crate::forked::Creator::here();
+        Ok(Self { pid, pidfd, ours_to_reap, leads_group: false, creator })
+    }
+
+    /// Returns it as one that leads a process group of its own: whoever is left in the group ends with it.
+    pub(crate) fn leading_group(self) -> Self {
+        Self { leads_group: true, ..self }
+    }
+
+    /// Takes hold of a child like [`Process::hold`], where another process says which one it is.
+    ///
+    /// # Errors
+    /// [`Error::System`]: `ECHILD` where the process is no child of the caller's.
+    pub(crate) fn hold_child(pid: Pid, ours_to_reap: bool) -> Result<Self> {
+        let process = Self::hold(pid, ours_to_reap)?;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::PidFd(process.as_fd()), options))
+            .map_err(|e| Error::system("waitid", usize::try_from(pid.as_raw_pid()).unwrap_or(0), e))?;
+        Ok(process)
     }
 
     /// Returns its PID, for display.
@@ -84,8 +103,29 @@ impl Process {
         self.reap();
     }
 
-    /// Reaps it where it is dead and that is ours to do.
+    /// Kills what the dead process forked and left in its process group. What moved to another group, or has other
+    /// privileges than main, is out of reach.
+    fn kill_group(&self) {
+        /// `PIDFD_SIGNAL_PROCESS_GROUP` (linux/pidfd.h, Linux 6.9).
+        const PROCESS_GROUP: usize = 1 << 2;
+        let (fd, signal) = (self.pidfd.as_raw_fd(), libc::SIGKILL);
+        // SAFETY: sends a signal; no memory is passed.
+        let sent = unsafe { syscall!(Sysno::pidfd_send_signal, fd, signal, 0, PROCESS_GROUP) };
+        if !sent.is_err_and(|e| e.into_raw() == libc::EINVAL) {
+            return;
+        }
+        // By number, on older kernels: it is nobody else's as long as the process has not been reaped.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options).is_ok() {
+            let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        }
+    }
+
+    /// Reaps it where it is dead and that is ours to do. What is left of its process group is killed.
     pub fn reap(&self) {
+        if self.leads_group && self.creator.is_here() && !self.is_alive() {
+            self.kill_group();
+        }
         if self.ours_to_reap && self.creator.is_here() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options);

@@ -8,7 +8,12 @@
 //! It clones one with CLONE_PARENT (clone(2)), so that instances are main's own children, with main's memory, files
 //! and directory as of the domain's creation.
 //!
-//! Birth, step by step, over one shared page (the `SpawnPage`):
+//! Nothing that an instance can write is believed by the spare or, once the instance runs its body, by main. The page
+//! over which main and the spare talk (the `SparePage`) is left out of what the spare's clones inherit (MADV_DONTFORK),
+//! and an instance unmaps the page of its setup (the `SetupPage`) before its body runs. The spare makes one instance per
+//! request, and dies with main like any domain.
+//!
+//! Birth, step by step, over the setup page:
 //!
 //! 1. The child starts its watcher, then waits for `go`. It cannot end by itself meanwhile, so its number cannot be
 //!    anybody else's when main
@@ -37,7 +42,7 @@ use crate::post_fork::{Descriptors, PostForkSetup, Signals, set_name};
 use crate::process::Process;
 use crate::scheduling::Scheduling;
 use crate::setup_step::SetupStep;
-use crate::shared::SharedMemory;
+use crate::shared::{self, SharedMemory};
 use crate::time::Moment;
 use crate::watch::{Watcher, last_errno};
 use crate::{Error, Result};
@@ -86,15 +91,20 @@ pub type Body = Box<dyn Fn() + Send + Sync>;
 /// with errno set.
 pub type ForkBy<'a> = &'a dyn Fn(&dyn Fn() -> i32) -> i32;
 
-/// The shared page of a birth.
+/// What main and the spare tell each other; no instance has it.
 #[repr(C)]
-struct SpawnPage {
-    /// How many instances main has ordered of the spare.
+struct SparePage {
+    /// The number of the last request of main's.
     requested: AtomicU32,
-    /// How many orders the spare has answered.
+    /// The number of the last request that the spare has answered.
     answered: AtomicU32,
     /// The answer: a process id, or a negated errno.
     answer: AtomicU32,
+}
+
+/// What main and an instance tell each other until the instance runs its body, before which it unmaps the page.
+#[repr(C)]
+struct SetupPage {
     /// Main has taken hold of the child.
     may_set_up: AtomicU32,
     /// 0: not yet; 1: done; otherwise the failed step in the upper half and the errno in the lower.
@@ -104,16 +114,20 @@ struct SpawnPage {
 /// Everything that a child needs, laid out before the fork.
 struct ChildSpec {
     setup: PostForkSetup,
-    page: SharedMemory,
+    setup_memory: SharedMemory,
+    spare_memory: Option<SharedMemory>,
     watcher: Watcher,
     spare_watcher: Option<Watcher>,
+    /// For what an instance forks.
+    descendant_watcher: Watcher,
     body: Body,
 }
 
 impl ChildSpec {
-    fn page(&self) -> &SpawnPage {
+    /// Must not be called in an instance that runs its body.
+    fn setup_page(&self) -> &SetupPage {
         // SAFETY: the memory is at least a page, zeroed, and holds nothing but this; all fields are atomics.
-        unsafe { self.page.start().cast::<SpawnPage>().as_ref() }
+        unsafe { self.setup_memory.start().cast::<SetupPage>().as_ref() }
     }
 }
 
@@ -140,10 +154,11 @@ impl Domain {
     /// not wait for locks that they may have held (std's and libc's allocators are safe).
     pub unsafe fn start(settings: &Settings, channel: &Channel, body: Body) -> Result<Self> {
         // SAFETY: the caller's promise.
-        unsafe { Self::start_by(settings, channel, body, &|fork| fork()) }
+        unsafe { Self::start_by(settings, channel, &[], body, &|fork| fork()) }
     }
 
-    /// Like [`Domain::start`], for those who have something to do around the fork.
+    /// Like [`Domain::start`], for those who have something to do around the fork, or more memory to share with the
+    /// domain than the channel: `shared`.
     ///
     /// # Errors
     /// Those of [`Domain::start`].
@@ -153,6 +168,7 @@ impl Domain {
     pub unsafe fn start_by(
         settings: &Settings,
         channel: &Channel,
+        shared: &[&SharedMemory],
         body: Body,
         by: ForkBy<'_>,
     ) -> Result<Self> {
@@ -166,6 +182,8 @@ impl Domain {
             .restartable
             .then(|| Watcher::prepare(main.as_raw_fd(), core::ptr::null()))
             .transpose()?;
+        let descendant_watcher = Watcher::prepare(main.as_raw_fd(), core::ptr::null())?;
+        forked::prepare_descendants();
         let setup = PostForkSetup {
             bounds,
             scheduling,
@@ -173,12 +191,23 @@ impl Domain {
             keep: kept_descriptors(&settings.descriptors, main.as_raw_fd()),
             name: process_name(&settings.name),
         };
-        let page = SharedMemory::new("orrery-spawn", 1)?;
-        let spec = Box::new(ChildSpec { setup, page, watcher, spare_watcher, body });
+        let setup_memory = SharedMemory::for_domains("orrery-setup", 1)?;
+        let spare_memory =
+            settings.restartable.then(|| SharedMemory::for_domains("orrery-spare", 1)).transpose()?;
+        let spec = Box::new(ChildSpec {
+            setup,
+            setup_memory,
+            spare_memory,
+            watcher,
+            spare_watcher,
+            descendant_watcher,
+            body,
+        });
+        let shared: Vec<&SharedMemory> = channel.memory().into_iter().chain(shared.iter().copied()).collect();
         let reap = settings.restartable || settings.reaper == Reaper::Library;
         let (spare, process) = if settings.restartable {
-            let spare = fork(&spec, Role::Spare, by)?;
-            let spare = Process::hold(spare, true)?;
+            let spare = fork(&spec, Role::Spare, &shared, by)?;
+            let spare = Process::hold_child(spare, true)?;
             let process =
                 request_instance(&spec, &spare, &settings.name).and_then(|pid| await_setup(&spec, pid, true));
             match process {
@@ -189,7 +218,7 @@ impl Domain {
                 }
             }
         } else {
-            let pid = fork(&spec, Role::Instance, by)?;
+            let pid = fork(&spec, Role::Instance, &shared, by)?;
             (None, await_setup(&spec, pid, reap)?)
         };
         Ok(Self {
@@ -271,14 +300,16 @@ enum Role {
     Spare,
 }
 
-/// Forks through libc; the child never returns from here.
-fn fork(spec: &ChildSpec, role: Role, by: ForkBy<'_>) -> Result<Pid> {
-    let page = spec.page();
+/// Forks through libc, with `shared` and the spec's pages in what the child inherits; the child never returns from here.
+fn fork(spec: &ChildSpec, role: Role, shared: &[&SharedMemory], by: ForkBy<'_>) -> Result<Pid> {
+    let page = spec.setup_page();
     page.may_set_up.store(0, Ordering::SeqCst);
     page.setup_result.store(0, Ordering::SeqCst);
+    let all: Vec<&SharedMemory> =
+        shared.iter().copied().chain([&spec.setup_memory]).chain(&spec.spare_memory).collect();
     let mask = signals::block_all();
     // SAFETY: the child runs async-signal-safe code only, up to the body, for which the caller of `start` vouches.
-    let pid = by(&|| unsafe { libc::fork() });
+    let pid = by(&|| shared::inherited(&all, || unsafe { libc::fork() }));
     if pid == 0 {
         forked::enter();
         match role {
@@ -294,19 +325,28 @@ fn fork(spec: &ChildSpec, role: Role, by: ForkBy<'_>) -> Result<Pid> {
 /// In the spare: sleeps, and clones an instance whenever main orders one.
 fn run_spare(spec: &ChildSpec, mask: signals::Mask) -> ! {
     set_name(b"orrery-spare\0\0\0\0");
-    let page = spec.page();
-    if let Some(watcher) = &spec.spare_watcher
-        && let Err(errno) = watcher.start()
-    {
-        page.answer.store(errno.raw_os_error().wrapping_neg().cast_unsigned(), Ordering::SeqCst);
-        page.answered.store(1, Ordering::SeqCst);
+    let Some(memory) = &spec.spare_memory else { exit() };
+    let page = spare_page(memory);
+    let answer = |request: u32, value: i32| {
+        page.answer.store(value.cast_unsigned(), Ordering::SeqCst);
+        page.answered.store(request, Ordering::SeqCst);
         wake(&page.answered);
+    };
+    // What instances have of the page they could write, and the spare would obey.
+    let ready = memory.leave_out_of_forks().and_then(|()| match &spec.spare_watcher {
+        Some(watcher) => watcher.start().map(drop),
+        None => Ok(()),
+    });
+    if let Err(errno) = ready {
+        answer(1, errno.raw_os_error().wrapping_neg());
         exit();
     }
     let mut answered = 0;
     loop {
-        while page.requested.load(Ordering::SeqCst) == answered {
+        let request = page.requested.load(Ordering::SeqCst);
+        if request == answered {
             let _ = futex::wait(&page.requested, futex::Flags::empty(), answered, None);
+            continue;
         }
         // SAFETY: the spare has one thread as far as libc knows, and the copy goes on to `run_instance`.
         let pid = match unsafe { copy_process(Kin::Sibling) } {
@@ -314,16 +354,17 @@ fn run_spare(spec: &ChildSpec, mask: signals::Mask) -> ! {
             Ok(Some(copied)) => copied.pid.as_raw_pid(),
             Err(errno) => errno.raw_os_error().wrapping_neg(),
         };
-        answered = answered.wrapping_add(1);
-        page.answer.store(pid.cast_unsigned(), Ordering::SeqCst);
-        page.answered.store(answered, Ordering::SeqCst);
-        wake(&page.answered);
+        // One instance for this request, however far its number lies from the last one's.
+        answered = request;
+        answer(request, pid);
     }
 }
 
 /// In the new domain: settles, then lives.
 fn run_instance(spec: &ChildSpec, mask: signals::Mask) -> ! {
-    let page = spec.page();
+    // SAFETY: in a domain the spec is never freed.
+    forked::watch_descendants(unsafe { &*core::ptr::from_ref(&spec.descendant_watcher) });
+    let page = spec.setup_page();
     let fail = |step: SetupStep, errno: Errno| -> ! {
         let packed = (step as u32) << 16 | errno.raw_os_error().unsigned_abs() & 0xffff;
         page.setup_result.store(packed, Ordering::SeqCst);
@@ -341,6 +382,10 @@ fn run_instance(spec: &ChildSpec, mask: signals::Mask) -> ! {
     }
     page.setup_result.store(1, Ordering::SeqCst);
     wake(&page.setup_result);
+    // SAFETY: nothing in an instance uses the page after its setup.
+    if unsafe { spec.setup_memory.unmap_here() }.is_err() {
+        exit();
+    }
     signals::set_mask(if spec.setup.signals == Signals::Keep { mask } else { 0 });
     (spec.body)();
     exit()
@@ -357,9 +402,12 @@ fn wake(word: &AtomicU32) {
 
 /// Orders an instance of the spare; returns its process id.
 fn request_instance(spec: &ChildSpec, spare: &Process, name: &str) -> Result<Pid> {
-    let page = spec.page();
-    page.may_set_up.store(0, Ordering::SeqCst);
-    page.setup_result.store(0, Ordering::SeqCst);
+    let Some(page) = spec.spare_memory.as_ref().map(spare_page) else {
+        return Err(Error::SpareGone { name: name.to_owned() });
+    };
+    let setup = spec.setup_page();
+    setup.may_set_up.store(0, Ordering::SeqCst);
+    setup.setup_result.store(0, Ordering::SeqCst);
     let number = page.requested.load(Ordering::SeqCst).wrapping_add(1);
     page.requested.store(number, Ordering::SeqCst);
     wake(&page.requested);
@@ -372,6 +420,11 @@ fn request_instance(spec: &ChildSpec, spare: &Process, name: &str) -> Result<Pid
         .ok_or(Error::Setup { step: SetupStep::Fork, errno: errno_of(answer.wrapping_neg()) })
 }
 
+fn spare_page(memory: &SharedMemory) -> &SparePage {
+    // SAFETY: the memory is at least a page, zeroed, and holds nothing but this; all fields are atomics.
+    unsafe { memory.start().cast::<SparePage>().as_ref() }
+}
+
 /// An errno that another process wrote.
 fn errno_of(raw: i32) -> Errno {
     if (1..4096).contains(&raw) { Errno::from_raw_os_error(raw) } else { Errno::IO }
@@ -379,8 +432,8 @@ fn errno_of(raw: i32) -> Errno {
 
 /// Takes hold of a new child and lets it settle.
 fn await_setup(spec: &ChildSpec, pid: Pid, reap: bool) -> Result<Process> {
-    let page = spec.page();
-    let process = Process::hold(pid, reap)?;
+    let page = spec.setup_page();
+    let process = Process::hold_child(pid, reap)?.leading_group();
     page.may_set_up.store(1, Ordering::SeqCst);
     wake(&page.may_set_up);
     let done = await_word(&page.setup_result, process.as_fd(), |value| value != 0);

@@ -88,6 +88,8 @@ statistics! {
     created = 18,
     /// Updates received.
     updates = 19,
+    /// Calls that were not made, because the queue was full.
+    dropped = 20,
 }
 
 impl Statistics {

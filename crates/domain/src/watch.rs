@@ -120,6 +120,8 @@ impl Watcher {
             | libc::CLONE_THREAD
             | libc::CLONE_SYSVSEM;
         let argument = core::ptr::from_ref(self).cast_mut().cast::<c_void>();
+        // In a child of a domain it is as the domain's own thread left it.
+        self.humble.store(0, Ordering::SeqCst);
         // SAFETY: the thread runs on a stack of its own, on `self`, which stays where it is for as long as the process
         // lives (it belongs to a leaked plan), and touches nothing else.
         let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };

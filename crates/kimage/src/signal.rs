@@ -21,6 +21,8 @@ pub struct PosixTimer {
     pub id: u32,
     /// The clock that it goes by.
     pub clock: i32,
+    /// Of one that goes by processor time: the PID or TID of whose time that is, as its process sees it.
+    pub clock_owner: Option<i32>,
     /// Of one that sends its signal to a thread: the thread's number, as its process sees it.
     pub thread: Option<i32>,
     /// How it tells: 0 by a signal to the process, 1 not at all, 4 by a signal to a thread.
@@ -120,10 +122,12 @@ fn timer(timer: Object<'_>) -> Result<PosixTimer> {
     } else {
         None
     };
+    let clock_owner = if by_processor { Some(number(timer.required("it.cpu.pid", "pid")?)?) } else { None };
     let thread = if notify == TO_THREAD { Some(number(timer.required("it_pid", "pid")?)?) } else { None };
     Ok(PosixTimer {
         id: timer.u32("it_id")?,
         clock,
+        clock_owner,
         thread,
         notify,
         signal: queue.u32("info.si_signo")?,
@@ -165,6 +169,16 @@ impl Task<'_> {
             part("cputimer.cputime_atomic.stime.counter")?,
             part("cputimer.cputime_atomic.sum_exec_runtime.counter")?,
         ))
+    }
+
+    /// The processor time that this thread has used: in user space, in the kernel, and both as the scheduler measures it, in nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn thread_time(&self) -> Result<(u64, u64, u64)> {
+        let task = self.object();
+        Ok((task.u64("utime")?, task.u64("stime")?, task.u64("se.sum_exec_runtime")?))
     }
 
     /// `ITIMER_VIRTUAL` and `ITIMER_PROF`.

@@ -7,12 +7,16 @@ use crate::rbtree;
 
 /// A pipe holds at most this (`/proc/sys/fs/pipe-max-size` can be raised to 2 GiB by root; not believed here).
 const LARGEST_PIPE: usize = 64 << 20;
+/// `PIPE_BUF_FLAG_PACKET` of `include/linux/pipe_fs_i.h`.
+const PACKET: u32 = 8;
 
 /// What one descriptor of an epoll waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpollTarget {
-    /// The descriptor.
+    /// The descriptor under which it was added, which may have been closed since.
     pub descriptor: u32,
+    /// The address of the open file.
+    pub file: u64,
     /// The events, as in `struct epoll_event`.
     pub events: u32,
     /// What the program wants to be told along with them.
@@ -26,6 +30,8 @@ pub enum Special {
     Pipe {
         /// What was written and not read.
         content: Vec<u8>,
+        /// How long each write to it was that is still there, and whether it is a packet (`O_DIRECT`), which is read by itself.
+        parts: Vec<(u32, bool)>,
         /// How much fits, in bytes.
         capacity: u64,
     },
@@ -88,6 +94,7 @@ impl OpenFile<'_> {
                 for item in rbtree::members(kernel, root, "epitem", "rbn")? {
                     targets.push(EpollTarget {
                         descriptor: item.u32("ffd.fd")?,
+                        file: item.u64("ffd.file")?,
                         events: item.u32("event.events")?,
                         data: item.u64("event.data")?,
                     });
@@ -128,7 +135,7 @@ impl OpenFile<'_> {
         }
         let buffers = pipe.required("bufs", "pipe_buffer")?;
         let size = kernel.types().size("pipe_buffer")?;
-        let mut content = Vec::new();
+        let (mut content, mut parts) = (Vec::new(), Vec::new());
         let mut slot = tail;
         while slot != head {
             let address = buffers.address().wrapping_add(u64::from(slot & (slots - 1)) * size);
@@ -138,6 +145,7 @@ impl OpenFile<'_> {
                 return Err(pipe.corrupt("it holds more than pipes do"));
             }
             if length > 0 {
+                parts.push((buffer.u32("len")?, buffer.u32("flags")? & PACKET != 0));
                 let at = content.len();
                 content.resize(at + length, 0);
                 let physical = kernel.page_physical(buffer.u64("page")?)?;
@@ -145,6 +153,6 @@ impl OpenFile<'_> {
             }
             slot = slot.wrapping_add(1);
         }
-        Ok(Special::Pipe { content, capacity: u64::from(slots) * 4096 })
+        Ok(Special::Pipe { content, parts, capacity: u64::from(slots) * 4096 })
     }
 }

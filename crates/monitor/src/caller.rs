@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
+use crate::credentials;
 use orrery_sys::errno;
 
 /// `PIDFD_THREAD`: the thread, not its process.
@@ -53,6 +54,8 @@ pub(crate) struct Status {
     pub(crate) credentials: Credentials,
     /// Signals that wait for the thread or its process, are not blocked and have a handler.
     pub(crate) interrupting: u64,
+    /// Whether seccomp filters its calls.
+    pub(crate) filtered: bool,
     /// Capabilities that a program executed by the superuser has at most.
     bounding: u64,
 }
@@ -78,6 +81,14 @@ pub(crate) struct Callers {
     differ: AtomicBool,
     /// How many are kept.
     most: usize,
+}
+
+impl Credentials {
+    /// Whether files and sockets know no difference between the two.
+    fn acts_as(&self, other: &Self) -> bool {
+        let plain = |who: &Self| Self { capabilities: who.capabilities & !credentials::MINE, ..who.clone() };
+        plain(self) == plain(other)
+    }
 }
 
 impl Status {
@@ -113,6 +124,7 @@ impl Status {
                 capabilities: mask("CapEff")?,
             },
             interrupting: pending & !mask("SigBlk")? & mask("SigCgt")?,
+            filtered: field("Seccomp") == Some("2"),
             bounding: mask("CapBnd")?,
         })
     }
@@ -128,16 +140,18 @@ impl Status {
 }
 
 impl Callers {
-    /// None yet. The calling process is the monitor.
+    /// None yet. The calling process is the monitor, whose program keeps the capabilities `kept`.
     ///
     /// # Errors
     /// Where `/proc` is not there.
-    pub(crate) fn new() -> Result<Self, Errno> {
+    pub(crate) fn new(kept: u64) -> Result<Self, Errno> {
         let status = Status::of(rustix::process::getpid().as_raw_pid())?;
         let differ = AtomicBool::new(!status.keeps_over_exec());
+        let mut monitor = status.credentials;
+        monitor.capabilities &= kept;
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let most = descriptors.map_or(KEPT, |most| usize::try_from(most).unwrap_or(KEPT) / PART).min(KEPT);
-        Ok(Self { known: Mutex::default(), monitor: status.credentials, differ, most })
+        Ok(Self { known: Mutex::default(), monitor, differ, most })
     }
 
     /// Whether all that are guarded are who the monitor is.
@@ -171,7 +185,7 @@ impl Callers {
             Err(error) => return Err(error),
         };
         let status = Status::of(thread)?;
-        let other = (status.credentials != self.monitor).then_some(status.credentials);
+        let other = (!self.monitor.acts_as(&status.credentials)).then_some(status.credentials);
         if other.is_some() {
             self.diverge();
         }
@@ -237,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_known_while_it_lives() {
-        let callers = Callers::new().unwrap();
+        let callers = Callers::new(u64::MAX).unwrap();
         let me = rustix::thread::gettid().as_raw_pid();
         let first = callers.get(me).unwrap();
         assert_eq!(first.process, rustix::process::getpid().as_raw_pid());
@@ -259,7 +273,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_fetched() {
-        let callers = Callers::new().unwrap();
+        let callers = Callers::new(u64::MAX).unwrap();
         let me = callers.get(rustix::thread::gettid().as_raw_pid()).unwrap();
         let file = tempfile::tempfile().unwrap();
         let copy = me.descriptor(file.as_raw_fd()).unwrap();

@@ -11,7 +11,7 @@ use orrery_sys::errno;
 
 /// Capabilities that decide about files and sockets: all but those with which the monitor reads the caller's memory and
 /// changes its own ids (`CAP_SETGID` 6, `CAP_SETUID` 7, `CAP_SETPCAP` 8, `CAP_SYS_PTRACE` 19).
-const MINE: u64 = 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19;
+pub(crate) const MINE: u64 = 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19;
 
 /// Until it is dropped, the calling thread is somebody else.
 #[derive(Debug)]
@@ -64,6 +64,15 @@ fn become_other(user: u32, group: u32, groups: &[u32]) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// Has the calling thread of the monitor do no more than a program with these capabilities, and what a monitor needs itself.
+///
+/// # Errors
+/// Those of capset(2).
+pub(crate) fn keep(capabilities: u64) -> Result<(), Errno> {
+    let effective = rustix::thread::capabilities(None)?.effective.bits();
+    set_effective(effective & (capabilities | MINE))
 }
 
 /// Sets this thread's effective capabilities, as far as they are permitted.

@@ -143,9 +143,15 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
             reasons.push(format!("{shown} does not exist yet"));
         } else if opens && is_in_processes(path) {
             reasons.push(format!("{shown} is or contains a part of /proc that differs by process"));
+        } else if opens && path == Path::new("/dev") {
+            reasons.push("/dev contains devices that have to be named one by one".to_owned());
         } else if rights.contains(Rights::CREATE) && !path.is_dir() {
             reasons.push(format!("create names {shown}, which is no directory"));
         }
+    }
+    if let Some(path) = policy.trees.own().next() {
+        let shown = landlock::path_of(path).display();
+        reasons.push(format!("which files in {shown} are the program's own only the monitor knows"));
     }
     let unreadable = |path: &&std::path::PathBuf| {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
@@ -191,7 +197,9 @@ mod tests {
         assert!(with("deny = ['BASE/file']").contains("something is denied beneath"));
         assert!(with("deny = ['BASE']").contains("something is denied beneath"));
         assert!(with("write = ['BASE/other']").contains("does not exist yet"));
+        assert!(with("own = ['BASE']").contains("only the monitor knows"));
         assert!(with("create = ['BASE/file']").contains("no directory"));
+        assert!(reasons("read = ['/usr', '/dev']").contains("named one by one"));
         assert!(reasons("read = ['/']").contains("differs by process"));
         assert!(reasons("read = ['/usr', '/proc/self']").contains("differs by process"));
         assert!(with("execute = ['/bin/sh', '/etc/hostname']").contains("readable"));

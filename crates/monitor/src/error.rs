@@ -18,6 +18,12 @@ pub enum Error {
     /// The policy is wrong.
     #[error(transparent)]
     Policy(#[from] orrery_policy::PolicyError),
+    /// What is in the file that is to learn is no policy.
+    #[error("{0} (what is learnt is added to a policy; --force replaces the file)")]
+    Learn(
+        /// What is wrong with it.
+        orrery_policy::PolicyError,
+    ),
     /// The kernel cannot decide about opened files alone, as the policy wants it.
     #[error("mediation = \"kernel\": the kernel cannot hold this policy by itself: {0} (or write \"auto\")")]
     Kernels(

@@ -3,10 +3,12 @@
 use rustix::io::Errno;
 use syscalls::Sysno;
 
+use crate::perform::network::ROUTES;
+use crate::perform::processes::{F_SETOWN_EX, FIOSETOWN, SIOCSPGRP};
 use crate::perform::{About, HANDLERS};
-use crate::policy::Policy;
 use crate::policy::rules::{self as given_rules, Verdict};
 use crate::policy::syscalls::{REFUSED, Word};
+use crate::policy::{Capabilities, Policy};
 use orrery_sys::seccomp::{Action, Condition, Filter};
 
 /// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
@@ -24,21 +26,38 @@ pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter
     for (call, about) in
         HANDLERS.iter().filter_map(|(name, about, _)| Some((name.parse::<Sysno>().ok()?, *about)))
     {
-        if about == About::Shared && policy.calls.otherwise.is_some() {
+        let apart = matches!(about, About::Shared | About::Processes | About::Apart | About::Routes);
+        if apart && policy.calls.otherwise.is_some() {
             continue;
         }
         let asked = match about {
             About::Looking => looking,
             About::Network => network,
             About::Files | About::Caller | About::Shared => true,
+            About::Processes => {
+                processes(call, &mut rules);
+                continue;
+            }
+            About::Apart => {
+                apart_from_others(call, walled, &mut rules);
+                continue;
+            }
+            About::Routes => continue,
         };
         rules.set(call, if asked { Action::Notify } else { Action::Allow });
     }
     if network {
         sends(policy, &mut rules);
+        if policy.calls.otherwise.is_none() {
+            routes(&mut rules);
+        }
     }
-    for call in REFUSED.iter().filter_map(|(name, _)| name.parse::<Sysno>().ok()) {
-        rules.set(call, Action::Notify);
+    let sets_clock = policy.capabilities.contains(Capabilities::SYS_TIME) && policy.rules.is_none();
+    for (name, _) in REFUSED {
+        let granted = sets_clock && matches!(*name, "clock_settime" | "settimeofday");
+        if let (Ok(call), false) = (name.parse::<Sysno>(), granted) {
+            rules.set(call, Action::Notify);
+        }
     }
     let mut replace = |name: &str, whens: &[Condition], action: Action| {
         if let Ok(call) = name.parse::<Sysno>() {
@@ -60,9 +79,14 @@ pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter
     replace("clone3", &[Condition::Always], Action::Fail(Errno::NOSYS));
     let listener = u32::try_from(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).unwrap_or(8);
     replace("seccomp", &[Condition::AnyBit { argument: 1, bits: listener }], Action::Notify);
-    let typing = [libc::TIOCSTI, libc::TIOCLINUX]
-        .map(|request| Condition::Equals { argument: 1, value: u32::try_from(request).unwrap_or(u32::MAX) });
-    replace("ioctl", &typing, Action::Notify);
+    let mut requests =
+        [libc::TIOCSTI, libc::TIOCLINUX].map(|request| u32::try_from(request).unwrap_or(u32::MAX)).to_vec();
+    if !walled {
+        requests.extend([FIOSETOWN, SIOCSPGRP]);
+    }
+    let requests: Vec<_> =
+        requests.into_iter().map(|value| Condition::Equals { argument: 1, value }).collect();
+    replace("ioctl", &requests, Action::Notify);
     if kernel_opens {
         // Landlock says nothing of descriptors that only stand for a file. (openat2 has its flags in memory.)
         let standing = |argument| Condition::AnyBit { argument, bits: libc::O_PATH.cast_unsigned() };
@@ -71,22 +95,21 @@ pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter
         replace("creat", &[], Action::Notify);
     }
     if !walled {
-        for name in ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"] {
-            replace(name, &[Condition::Always], Action::Notify);
-        }
-        for name in
-            ["ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "process_madvise", "kcmp"]
-        {
+        for name in ["ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "process_madvise"] {
             replace(name, &[Condition::Always], Action::Notify);
         }
     }
     for (call, word) in &policy.calls.words {
-        let performed = HANDLERS.iter().any(|(name, ..)| *name == call.name());
-        match word {
+        let about = HANDLERS.iter().find(|(name, ..)| *name == call.name()).map(|(_, about, _)| *about);
+        match (word, about) {
             // What is performed stays so: the policy's other parts decide about it.
-            Word::Allow if performed => rules.set(*call, Action::Notify),
-            Word::Allow => rules.set(*call, Action::Allow),
-            Word::Log | Word::Deny(_) => rules.set(*call, Action::Notify),
+            (Word::Allow, Some(About::Processes)) => processes(*call, &mut rules),
+            (Word::Allow, Some(About::Apart)) => apart_from_others(*call, walled, &mut rules),
+            (Word::Allow, Some(About::Routes)) if network => routes(&mut rules),
+            (Word::Allow, Some(About::Routes)) => rules.set(*call, Action::Allow),
+            (Word::Allow, Some(_)) => rules.set(*call, Action::Notify),
+            (Word::Allow, None) => rules.set(*call, Action::Allow),
+            (Word::Log | Word::Deny(_), _) => rules.set(*call, Action::Notify),
         }
     }
     if let Some(given) = &policy.rules {
@@ -111,14 +134,22 @@ fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
         .any(|(name, about, _)| matches!(about, About::Files | About::Looking) && given.asks(name));
     for (name, about, _) in HANDLERS {
         let Ok(call) = name.parse::<Sysno>() else { continue };
+        // What the policy's part says of them holds here, too.
+        if matches!(about, About::Processes | About::Apart | About::Routes) {
+            continue;
+        }
         // What tells who somebody is, what is executed, and calls that the monitor cannot look into.
         let always = matches!(about, About::Caller | About::Shared) || matches!(*name, "execve" | "execveat");
         let names = matches!(*name, "rename" | "renameat" | "renameat2") || UNSEEN.contains(name);
         let asked = always || given.asks(name) || paths && names;
         rules.set(call, if asked { Action::Notify } else { Action::Allow });
     }
+    if !paths && rustix::process::geteuid().is_root() {
+        settings(rules);
+    }
     let bits = libc::MSG_FASTOPEN.cast_unsigned();
-    if given.asks("connect") || given.asks("sendto") {
+    if ["connect", "sendto", "bind", "listen"].into_iter().any(|call| given.asks(call)) {
+        routes(rules);
         // Raw ones and those of other families go where no rule can say.
         rules.set(Sysno::socket, Action::Notify);
         let sends = [(Sysno::sendto, 3), (Sysno::sendmsg, 2), (Sysno::sendmmsg, 3)];
@@ -143,6 +174,20 @@ fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
     rules.fail_unknown();
 }
 
+/// Which opens are asked about so that the superuser writes no settings of the kernel and no disks, where no rule has a path.
+fn settings(rules: &mut Filter) {
+    const WRITES: u32 = 3;
+    for (call, argument) in [("open", 1), ("openat", 2)] {
+        if let Ok(call) = call.parse::<Sysno>() {
+            rules.clear(call);
+            rules.add(call, Condition::AnyBit { argument, bits: WRITES }, Action::Notify);
+        }
+    }
+    for call in ["creat", "openat2"].into_iter().filter_map(|call| call.parse::<Sysno>().ok()) {
+        rules.set(call, Action::Notify);
+    }
+}
+
 /// Calls by path that are answered with `ENOSYS` or the like, because the monitor cannot perform them.
 const UNSEEN: &[&str] = &[
     "getxattrat",
@@ -153,6 +198,47 @@ const UNSEEN: &[&str] = &[
     "file_setattr",
     "name_to_handle_at",
 ];
+
+/// Which calls about other processes are asked about: not those that name the caller itself.
+fn processes(call: Sysno, rules: &mut Filter) {
+    rules.clear(call);
+    let core = |argument| Condition::Equals { argument, value: libc::RLIMIT_CORE };
+    match call.name() {
+        "setrlimit" => rules.add(call, core(0), Action::Notify),
+        // Who and whose are told apart by the monitor.
+        "setpriority" | "ioprio_set" => rules.set(call, Action::Notify),
+        name => {
+            if name == "prlimit64" {
+                rules.add(call, core(1), Action::Notify);
+            }
+            rules.add(call, Condition::Differs { argument: 0, value: 0 }, Action::Notify);
+        }
+    }
+}
+
+/// Which calls are asked about because Landlock does not keep the program apart from others.
+fn apart_from_others(call: Sysno, walled: bool, rules: &mut Filter) {
+    if walled {
+        rules.set(call, Action::Allow);
+    } else if call == Sysno::fcntl {
+        rules.clear(call);
+        for command in [libc::F_SETOWN, F_SETOWN_EX] {
+            let is = Condition::Equals { argument: 1, value: command.cast_unsigned() };
+            rules.add(call, is, Action::Notify);
+        }
+    } else {
+        rules.set(call, Action::Notify);
+    }
+}
+
+/// Which options of sockets are asked about: those of these numbers, whatever their level.
+fn routes(rules: &mut Filter) {
+    rules.clear(Sysno::setsockopt);
+    for option in ROUTES {
+        let is = Condition::Equals { argument: 2, value: option.cast_unsigned() };
+        rules.add(Sysno::setsockopt, is, Action::Notify);
+    }
+}
 
 /// Which ways of sending are asked about.
 fn sends(policy: &Policy, rules: &mut Filter) {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::callback::{Callback, Decision, Request};
+use crate::learning::Learning;
 use crate::log::Log;
 use crate::{Error, Policy};
 
@@ -14,6 +15,7 @@ pub struct Guard {
     pub(crate) landlock: bool,
     pub(crate) callback: Option<Callback>,
     pub(crate) learn: Option<PathBuf>,
+    pub(crate) forget: bool,
 }
 
 impl Guard {
@@ -21,7 +23,7 @@ impl Guard {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let landlock = std::env::var_os("ORRERY_GUARD_LANDLOCK").is_none_or(|word| word != "off");
-        Self { policy, log: Log::default(), landlock, callback: None, learn: None }
+        Self { policy, log: Log::default(), landlock, callback: None, learn: None, forget: false }
     }
 
     /// Where refusals are written.
@@ -51,12 +53,29 @@ impl Guard {
         Ok(self)
     }
 
-    /// Refuses nothing, and writes the policy that allows what was done to this file, once a program has ended. Made for
+    /// Refuses nothing but what is refused under every policy, and adds what was done to the policy in this file once a program has
+    /// ended. The file is made if it is not there; where it cannot be written, no program is started. Made for
     /// [`Policy::learning`].
     #[must_use]
     pub fn learn(mut self, path: impl AsRef<Path>) -> Self {
         self.learn = Some(path.as_ref().to_owned());
         self.policy.learning = true;
         self
+    }
+
+    /// Whether [`learn`](Self::learn) replaces what the file says.
+    #[must_use]
+    pub fn forget(mut self, forget: bool) -> Self {
+        self.forget = forget;
+        self
+    }
+
+    /// Opens the file that is to learn. The program runs with the capabilities and limits that the file has.
+    pub(crate) fn learning(&mut self) -> Result<Option<Learning>, Error> {
+        let Some(path) = &self.learn else { return Ok(None) };
+        let learning = Learning::open(path, self.forget)?;
+        self.policy.capabilities = learning.known().capabilities;
+        self.policy.limits = learning.known().limits;
+        Ok(Some(learning))
     }
 }

@@ -5,16 +5,20 @@
 //! process does with a path, and nothing else. Whatever gets past the monitor, by a race or by a call that it does not
 //! know, ends here. The domain also keeps the program from tracing and signalling anybody outside, the monitor included.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
+
+use rustix::io::Errno;
 
 use crate::Error;
 use crate::policy::rules::Executions;
@@ -42,6 +46,8 @@ pub(crate) struct LandlockDomain {
     pub(crate) rules: Option<OwnedFd>,
     /// Whether nothing is executed that the policy does not allow.
     pub(crate) executions: bool,
+    /// What the kernel executes.
+    pub(crate) executables: Executables,
     /// Whether signals and tracing stay inside.
     pub(crate) processes: bool,
 }
@@ -49,7 +55,12 @@ pub(crate) struct LandlockDomain {
 impl LandlockDomain {
     /// No wall.
     pub(crate) fn none(policy: &Policy) -> Self {
-        Self { rules: None, executions: policy.learning || policy.trees.all_executable(), processes: false }
+        Self {
+            rules: None,
+            executions: policy.learning || policy.trees.all_executable(),
+            executables: Executables::All,
+            processes: false,
+        }
     }
 
     /// Builds the wall for a policy.
@@ -87,13 +98,16 @@ impl LandlockDomain {
                 scope |= Scope::AbstractUnixSocket;
             }
         }
+        let mut executables = Executables::All;
         let mut rules = rules.scope(scope).map_err(failed)?.create().map_err(failed)?;
         if !(policy.learning || by_rules && policy.trees.all_executable()) {
             let access =
                 if by_rules { AccessFs::Execute.into() } else { AccessFs::Execute | AccessFs::ReadFile };
-            for path in executables(policy) {
-                rules = allow(rules, &path, access).map_err(failed)?;
+            let paths = self::executables(policy);
+            for path in &paths {
+                rules = allow(rules, path, access).map_err(failed)?;
             }
+            executables = Executables::of(&paths);
         }
         if kernel_opens {
             for (path, rights) in policy.trees.allowed() {
@@ -109,9 +123,67 @@ impl LandlockDomain {
         let none = Self::none(policy);
         Ok(Self {
             executions: rules.is_some() || none.executions,
+            executables: if rules.is_some() { executables } else { Executables::All },
             processes: scoped && rules.is_some(),
             rules,
         })
+    }
+}
+
+/// Lets the calling thread make sockets beneath this directory and nowhere else, for the rest of its life.
+///
+/// # Errors
+/// Where there is no Landlock.
+pub(crate) fn sockets_only_in(directory: &OwnedFd) -> Result<(), Errno> {
+    let confined = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::MakeSock)
+        .and_then(Ruleset::create)
+        .and_then(|rules| rules.add_rule(PathBeneath::new(directory, AccessFs::MakeSock)))
+        .and_then(RulesetCreated::restrict_self);
+    confined.map(drop).map_err(|_| Errno::NOSYS)
+}
+
+/// What the kernel executes. Rights belong to the files that there were when the rules were made: what is made later lies in
+/// a directory that has the right, or cannot be executed.
+#[derive(Debug)]
+pub(crate) enum Executables {
+    /// Everything.
+    All,
+    /// These files and what lies beneath these directories.
+    Only {
+        /// By device and number.
+        files: HashSet<(u64, u64)>,
+        /// Without symbolic links.
+        directories: Vec<PathBuf>,
+    },
+}
+
+impl Executables {
+    fn of(paths: &[PathBuf]) -> Self {
+        let (mut files, mut directories) = (HashSet::new(), Vec::new());
+        for path in paths {
+            match (fs::metadata(path), path.canonicalize()) {
+                (Ok(known), Ok(real)) if known.is_dir() => directories.push(real),
+                (Ok(known), _) => {
+                    files.insert((known.dev(), known.ino()));
+                }
+                _ => (),
+            }
+        }
+        Self::Only { files, directories }
+    }
+
+    /// Whether the kernel executes this file, which is at `path`.
+    pub(crate) fn contain(&self, stat: &rustix::fs::Stat, path: &[u8]) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only { files, directories } => {
+                let path = Path::new(OsStr::from_bytes(path));
+                files.contains(&(stat.st_dev, stat.st_ino))
+                    || directories.iter().any(|directory| path.starts_with(directory))
+            }
+        }
     }
 }
 

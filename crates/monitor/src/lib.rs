@@ -32,7 +32,9 @@ mod filter_rules;
 mod guard;
 mod identity;
 mod landlock;
+mod learning;
 mod log;
+mod made_files;
 mod memory;
 mod monitor;
 mod perform;
@@ -46,6 +48,7 @@ mod spawn;
 mod state;
 mod supervise;
 mod syscall;
+mod system_files;
 mod thread_pool;
 
 pub use callback::{Decision, Request};

@@ -10,7 +10,7 @@ use syscalls::Sysno;
 use crate::answer::{Answer, Outcome};
 use crate::blocking;
 use crate::callback::Callback;
-use crate::credentials::AssumedCredentials;
+use crate::credentials::{self, AssumedCredentials};
 use crate::perform::{HANDLERS, Handler, named};
 use crate::policy::rules::{self, Verdict};
 use crate::policy::syscalls::Word;
@@ -53,6 +53,10 @@ impl CallSource for Arc<Monitor> {
         // SAFETY: what the C library believes of the current directory does not matter: all paths here are absolute.
         if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
             eprintln!("orrery guard: unshare(CLONE_FS): {}", std::io::Error::last_os_error());
+            std::process::abort();
+        }
+        if let Err(errno) = credentials::keep(self.state.policy.capabilities.bits()) {
+            eprintln!("orrery guard: capset: {errno}");
             std::process::abort();
         }
     }
@@ -118,6 +122,9 @@ impl Monitor {
         };
         if let Some(outcome) = self.ruled(&syscall).or_else(|| self.by_callback(&syscall)) {
             return outcome;
+        }
+        if handler.is_some() && syscall.is_logged() {
+            self.state.log.allowed(syscall.process(), syscall.notification.thread, syscall.name());
         }
         let outcome = handler.unwrap_or(named)(&syscall);
         if let (Err(Errno::CANCELED), Some(value)) = (&outcome, syscall.returns.get()) {

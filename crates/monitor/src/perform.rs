@@ -3,8 +3,9 @@
 mod attributes;
 mod directory;
 mod execute;
-mod network;
+pub(crate) mod network;
 mod open;
+pub(crate) mod processes;
 mod shared_memory;
 mod stat;
 
@@ -32,6 +33,12 @@ pub(crate) enum About {
     Caller,
     /// Memory that is shared by number.
     Shared,
+    /// Other processes: asked about where it may be another one that is meant.
+    Processes,
+    /// Memory, files and signals of other processes, which Landlock keeps apart: asked about where it does not.
+    Apart,
+    /// Which way packets take: asked about with the network.
+    Routes,
 }
 
 /// All calls that are performed, by name: not every architecture has all of them.
@@ -99,6 +106,8 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
     ("execveat", About::Files, execute::execveat),
     ("connect", About::Network, network::connect),
     ("bind", About::Network, network::bind),
+    ("listen", About::Network, network::listen),
+    ("setsockopt", About::Routes, network::setsockopt),
     ("socket", About::Network, network::socket),
     ("socketpair", About::Network, network::socket),
     ("sendto", About::Network, network::sendto),
@@ -107,6 +116,25 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
     ("shmget", About::Shared, shared_memory::shmget),
     ("shmat", About::Shared, shared_memory::by_number),
     ("shmctl", About::Shared, shared_memory::by_number),
+    ("prlimit64", About::Processes, processes::prlimit64),
+    ("setrlimit", About::Processes, processes::setrlimit),
+    ("setpriority", About::Processes, processes::setpriority),
+    ("ioprio_set", About::Processes, processes::ioprio_set),
+    ("sched_setscheduler", About::Processes, processes::of_thread),
+    ("sched_setparam", About::Processes, processes::of_thread),
+    ("sched_setattr", About::Processes, processes::of_thread),
+    ("sched_setaffinity", About::Processes, processes::of_thread),
+    ("migrate_pages", About::Apart, processes::of_thread),
+    ("move_pages", About::Apart, processes::of_thread),
+    ("kcmp", About::Apart, processes::of_two),
+    ("kill", About::Apart, processes::kill),
+    ("tkill", About::Apart, processes::of_thread),
+    ("tgkill", About::Apart, processes::of_two),
+    ("rt_sigqueueinfo", About::Apart, processes::of_thread),
+    ("rt_tgsigqueueinfo", About::Apart, processes::of_two),
+    ("pidfd_open", About::Apart, processes::of_thread),
+    ("pidfd_send_signal", About::Apart, processes::pidfd_send_signal),
+    ("fcntl", About::Apart, processes::fcntl),
     ("setuid", About::Caller, change_credentials),
     ("setgid", About::Caller, change_credentials),
     ("setreuid", About::Caller, change_credentials),
@@ -122,7 +150,7 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
 /// Whether the monitor can hold a rule about this call's paths or addresses: those of the calls that it performs.
 #[must_use]
 pub fn can_enforce(call: &str) -> bool {
-    let held = |about: About| !matches!(about, About::Caller | About::Shared);
+    let held = |about: About| matches!(about, About::Looking | About::Files | About::Network);
     HANDLERS.iter().any(|(name, about, _)| *name == call && held(*about))
 }
 
@@ -153,11 +181,11 @@ pub(crate) fn named(syscall: &Syscall<'_>) -> Outcome {
         (Some((_, reason)), _) => reason,
         (None, "clone") => "new namespaces change what paths mean",
         (None, "seccomp") => "a listener of its own would be asked in the monitor's place",
-        (None, "ioctl") => "it types into the terminal",
+        (None, "ioctl") => match syscall.unsigned(1) {
+            processes::FIOSETOWN | processes::SIOCSPGRP => "it would choose who is signalled",
+            _ => "it types into the terminal",
+        },
         (None, "prctl") => return change_credentials(syscall),
-        (None, "kill" | "tkill" | "tgkill" | "rt_sigqueueinfo" | "rt_tgsigqueueinfo" | "pidfd_open") => {
-            return signal(syscall);
-        }
         (None, _) => match syscall.state.policy.calls.otherwise {
             Some(errno) => {
                 syscall.refuse(&Event::Call { reason: "the policy does not name it" });
@@ -172,29 +200,6 @@ pub(crate) fn named(syscall: &Syscall<'_>) -> Outcome {
     syscall.refuse(&Event::Call { reason });
     // What containers answer; programs know it.
     Err(Errno::PERM)
-}
-
-/// Without Landlock's signal scope (Linux 6.12) the monitor itself looks whom a signal is for. It knows numbers only, which
-/// are values; so the call may go on.
-fn signal(syscall: &Syscall<'_>) -> Outcome {
-    let target = syscall.int(0);
-    let own = &syscall.state.identity;
-    let mine = rustix::process::getpgrp().as_raw_pid();
-    let reaches_monitor = match (syscall.name(), target) {
-        ("tgkill" | "rt_tgsigqueueinfo", _) => own.is_own_thread(target) || own.is_own_thread(syscall.int(1)),
-        ("kill", -1) => true,
-        ("kill", 0) => {
-            let signal = syscall.int(1);
-            signal == libc::SIGKILL || signal == libc::SIGSTOP
-        }
-        ("kill", group) if group < 0 => group == -mine,
-        (_, target) => own.is_own_thread(target),
-    };
-    if reaches_monitor {
-        syscall.refuse(&Event::Call { reason: "it would reach the monitor" });
-        return Err(Errno::PERM);
-    }
-    Ok(Answer::GoOn)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What a program may do: the policy, as the monitor asks it.
 
+mod capabilities;
 pub(crate) mod network;
 pub(crate) mod rules;
 pub(crate) mod syscalls;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use self::syscalls::Calls;
+pub(crate) use capabilities::{Capabilities, numbers};
 use network::Network;
 use rules::{Given, Rules};
 pub use trees::Rights;
@@ -41,6 +43,8 @@ pub struct Policy {
     pub(crate) network: Network,
     pub(crate) calls: Calls,
     pub(crate) limits: Limits,
+    /// What of the superuser's power the program keeps.
+    pub(crate) capabilities: Capabilities,
     pub(crate) refusal: Refusal,
     /// Nothing is refused: what the program does is to be recorder.
     pub(crate) learning: bool,
@@ -95,6 +99,14 @@ impl Policy {
         text::parse(text, "policy")
     }
 
+    /// The same; errors call the text `name`.
+    ///
+    /// # Errors
+    /// As of [`Policy::parse`].
+    pub(crate) fn parse_named(text: &str, name: &str) -> Result<Self, Error> {
+        text::parse(text, name)
+    }
+
     /// Reads the policy in a file.
     ///
     /// # Errors
@@ -115,6 +127,7 @@ impl Policy {
             network: Network::everything(),
             calls: Calls::default(),
             limits: Limits::default(),
+            capabilities: Capabilities::ORDINARY,
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
             opens: Opens::Monitor,
@@ -126,7 +139,12 @@ impl Policy {
     /// ...) is refused as ever.
     #[must_use]
     pub fn of_rules(rules: impl Rules + 'static) -> Self {
-        Self { learning: false, rules: Some(Given(Arc::new(rules))), ..Self::learning() }
+        Self {
+            learning: false,
+            rules: Some(Given(Arc::new(rules))),
+            capabilities: Capabilities::UNDER_RULES,
+            ..Self::learning()
+        }
     }
 
     /// The rights over what lies at `path`, which is absolute and free of symbolic links, `.` and `..`.

@@ -1,7 +1,7 @@
 //! What the rules of a policy say of one call: asked about each path as the program wrote it, about each file that was
 //! found, and about each address.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
 
@@ -23,6 +23,40 @@ fn lexical(path: &[u8]) -> Vec<u8> {
         }
     }
     names.iter().fold(Vec::new(), |path, name| [path.as_slice(), b"/", name].concat())
+}
+
+/// The addresses of this machine, the loopback addresses first.
+fn own_addresses() -> Result<Vec<IpAddr>, Errno> {
+    let mut all = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the call sets the pointer to a list, which is given back below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(Errno::NOBUFS);
+    }
+    let mut at = list;
+    // SAFETY: each entry lives until the list is given back, and the last one's successor is null.
+    while let Some(entry) = unsafe { at.as_ref() } {
+        // SAFETY: an address is null or begins with its family, which tells how long it is; IPv4's is 16 bytes, IPv6's is 28.
+        let found =
+            unsafe { entry.ifa_addr.as_ref() }.and_then(|address| match i32::from(address.sa_family) {
+                libc::AF_INET => {
+                    // SAFETY: as above.
+                    let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                    Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))))
+                }
+                libc::AF_INET6 => {
+                    // SAFETY: as above.
+                    let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                    Some(IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)))
+                }
+                _ => None,
+            });
+        all.extend(found.filter(|found| !all.contains(found)));
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs(3), and nothing of it is used any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(all)
 }
 
 impl Syscall<'_> {
@@ -102,13 +136,13 @@ impl Syscall<'_> {
             Address::Unspecified => return Ok(None),
             Address::Internet(_, ip, port) => {
                 candidates.push(Destination::Internet(SocketAddr::new(*ip, *port)));
-                // To connect to no address is to connect to oneself.
-                if ip.is_unspecified() {
-                    candidates.push(Destination::Internet(SocketAddr::from(([127, 0, 0, 1], *port))));
-                    candidates.push(Destination::Internet(SocketAddr::from((
-                        std::net::Ipv6Addr::LOCALHOST,
-                        *port,
-                    ))));
+                // Who is reached at every address is reached at each. (Where no address is a destination, it has been replaced
+                // by the one that the kernel uses.)
+                if ip.to_canonical().is_unspecified() {
+                    let both = ip.to_canonical().is_ipv6();
+                    let reached = own_addresses()?.into_iter().filter(|own| both || own.is_ipv4());
+                    let all = reached.chain(both.then_some(Ipv4Addr::UNSPECIFIED.into()));
+                    candidates.extend(all.map(|own| Destination::Internet(SocketAddr::new(own, *port))));
                 }
             }
             Address::Path(path) => candidates.push(Destination::Unix(path)),
@@ -146,6 +180,14 @@ impl Syscall<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_machine_has_its_loopback_addresses_once() {
+        let all = own_addresses().unwrap();
+        assert!(all.starts_with(&[Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]));
+        let different: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(different.len(), all.len(), "{all:?}");
+    }
 
     #[test]
     fn paths_are_plain_by_the_letter() {

@@ -11,6 +11,7 @@ use syscalls::{Sysno, syscall};
 
 use crate::Error;
 use crate::guard::Guard;
+use crate::learning::Learning;
 use crate::spawn::spawn;
 use crate::state::State;
 use orrery_sys::errno;
@@ -37,7 +38,7 @@ pub enum End {
 pub struct Guarded {
     pub(crate) process: rustix::process::Pid,
     pub(crate) state: Arc<State>,
-    pub(crate) learn: Option<PathBuf>,
+    pub(crate) learning: Option<Learning>,
 }
 
 impl Run {
@@ -53,7 +54,7 @@ impl Run {
     ///
     /// # Errors
     /// Whatever kept the program from being started; then nothing of it has run.
-    pub fn start(self) -> Result<Guarded, Error> {
+    pub fn start(mut self) -> Result<Guarded, Error> {
         let program = found(&self.program).map_err(|source| Error::Execute {
             program: self.program.to_string_lossy().into_owned(),
             source,
@@ -76,7 +77,6 @@ impl Run {
                 CString::new([name.into_vec(), b"=".to_vec(), value.into_vec()].concat()).ok()
             })
             .collect();
-        let learn = self.guard.learn.clone();
         let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
             texts.iter().map(|text| text.as_ptr()).chain(std::iter::once(std::ptr::null())).collect()
         };
@@ -87,6 +87,7 @@ impl Run {
                 unsafe { syscall!(Sysno::execve, path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
             failed.map_err(errno).err().unwrap_or(Errno::IO)
         };
+        let learning = self.guard.learning()?;
         let (process, state, failure) = spawn(self.guard, execute)?;
         if let Some(failure) = failure {
             let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
@@ -96,7 +97,7 @@ impl Run {
                 hint: if failure == Errno::ACCESS { " (does the policy list it under execute?)" } else { "" },
             });
         }
-        Ok(Guarded { process, state, learn })
+        Ok(Guarded { process, state, learning })
     }
 }
 
@@ -113,15 +114,15 @@ impl Guard {
     /// # Errors
     /// As of [`Run::start`].
     pub fn start_by(
-        self,
+        mut self,
         program: &OsStr,
         execute: impl FnOnce() -> std::io::Error,
     ) -> Result<Guarded, Error> {
-        let learn = self.learn.clone();
+        let learning = self.learning()?;
         let execute = |_: &mut Option<OwnedFd>| Errno::from_io_error(&execute()).unwrap_or(Errno::IO);
         let (process, state, failure) = spawn(self, execute)?;
         match failure {
-            None => Ok(Guarded { process, state, learn }),
+            None => Ok(Guarded { process, state, learning }),
             Some(failure) => {
                 let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
                 let program = program.to_string_lossy().into_owned();

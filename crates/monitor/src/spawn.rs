@@ -12,6 +12,7 @@ use crate::guard::Guard;
 use crate::landlock::LandlockDomain;
 use crate::log::Writer;
 use crate::monitor::Monitor;
+use crate::policy::{Capabilities, numbers};
 use crate::state::State;
 use crate::{Error, blocking};
 use orrery_sys::errno;
@@ -45,7 +46,7 @@ pub(crate) fn spawn(
     work: impl FnOnce(&mut Option<OwnedFd>) -> Errno,
 ) -> Result<(rustix::process::Pid, Arc<State>, Option<Errno>), Error> {
     let enforcement = Enforcement::of(&guard)?;
-    let Guard { policy, log, landlock, callback, learn: _ } = guard;
+    let Guard { policy, log, landlock, callback, learn: _, forget: _ } = guard;
     let domain = if landlock {
         LandlockDomain::new(&policy, enforcement.kernel_opens())?
     } else {
@@ -58,7 +59,7 @@ pub(crate) fn spawn(
     }
     let program = asked.program();
     let log = Writer::new(&log)?;
-    let limits = policy.limits;
+    let (limits, capabilities) = (policy.limits, policy.capabilities);
     let pipe =
         || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(Error::kernel("making a pipe"));
     let (from_child, to_parent) = pipe()?;
@@ -71,7 +72,7 @@ pub(crate) fn spawn(
     if child == 0 {
         drop((from_child, to_child));
         let mut to_parent = Some(to_parent);
-        let failed = confine_child(&limits, domain.rules.as_ref(), parent)
+        let failed = confine_child(&limits, capabilities, domain.rules.as_ref(), parent)
             .and_then(|()| rustix::thread::set_no_new_privs(true))
             .and_then(|()| seccomp::install(&program, Scope::ThreadWithListener)?.ok_or(Errno::BADF))
             .and_then(|listener| {
@@ -120,9 +121,10 @@ pub(crate) fn spawn(
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     blocking::prepare().map_err(Error::kernel("sigaction")).map_err(&abandon)?;
     let listener = Listener::new(listener);
-    let state = State::new(policy, listener, log, process.as_raw_pid(), domain.executions)
-        .map_err(Error::kernel("reading /proc/self/status"))
-        .map_err(&abandon)?;
+    let state =
+        State::new(policy, listener, log, process.as_raw_pid(), (domain.executions, domain.executables))
+            .map_err(Error::kernel("reading /proc/self/status"))
+            .map_err(&abandon)?;
     let state = Arc::new(state);
     Arc::new(Monitor::new(Arc::clone(&state), callback, rules))
         .start()
@@ -144,6 +146,7 @@ fn more_descriptors() {
 /// Between fork and exec: system calls only.
 fn confine_child(
     limits: &crate::policy::Limits,
+    capabilities: Capabilities,
     rules: Option<&OwnedFd>,
     parent: rustix::process::Pid,
 ) -> Result<(), Errno> {
@@ -163,6 +166,8 @@ fn confine_child(
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
+    // The kernel writes a core to wherever the process is, whatever the policy says of that place.
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     let settings = [
         (Resource::Nproc, limits.processes.map(u64::from)),
         (Resource::As, limits.memory),
@@ -175,12 +180,39 @@ fn confine_child(
             setrlimit(resource, Rlimit { current: limit, maximum: limit })?;
         }
     }
+    keep(capabilities)?;
     if let Some(rules) = rules {
         rustix::thread::set_no_new_privs(true)?;
         // SAFETY: the descriptor is one of rules; this concerns the calling thread only.
         unsafe { syscall!(Sysno::landlock_restrict_self, rules.as_raw_fd(), 0) }.map_err(errno)?;
     }
     Ok(())
+}
+
+/// Gives up all capabilities but these, for this process and whatever it executes.
+fn keep(capabilities: Capabilities) -> Result<(), Errno> {
+    use rustix::thread::{
+        CapabilitySet, capabilities as sets_of, clear_ambient_capability_set, set_capabilities,
+    };
+    let mut sets = sets_of(None)?;
+    let kept = CapabilitySet::from_bits_retain(capabilities.bits());
+    // Without CAP_SETPCAP the bounding set stays. The filter comes with no_new_privs, under which nobody gains what is not
+    // permitted (capabilities(7)).
+    if sets.effective.contains(CapabilitySet::SETPCAP) {
+        for number in numbers().filter(|number| capabilities.bits() & (1 << number) == 0) {
+            // SAFETY: numbers go by value. Those that this kernel does not know are errors.
+            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) };
+        }
+    }
+    match clear_ambient_capability_set() {
+        // A kernel without such a set (before Linux 4.3).
+        Ok(()) | Err(Errno::INVAL) => (),
+        Err(errno) => return Err(errno),
+    }
+    sets.effective &= kept;
+    sets.permitted &= kept;
+    sets.inheritable &= kept;
+    set_capabilities(None, sets)
 }
 
 /// Fetches a descriptor of the child's.

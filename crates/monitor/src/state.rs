@@ -10,7 +10,9 @@ use rustix::io::Errno;
 use crate::answer::{Answer, Outcome};
 use crate::caller::Callers;
 use crate::identity::MonitorIdentity;
+use crate::landlock::Executables;
 use crate::log::Writer;
+use crate::made_files::MadeFiles;
 use crate::policy::Policy;
 use crate::policy_recorder::PolicyRecorder;
 
@@ -23,8 +25,12 @@ pub(crate) struct State {
     pub(crate) identity: MonitorIdentity,
     pub(crate) log: Writer,
     pub(crate) recorder: PolicyRecorder,
+    /// What guarded programs have made where they may make their own.
+    pub(crate) made: MadeFiles,
     /// Whether the kernel executes nothing that the policy does not allow.
     pub(crate) kernel_checks_executions: bool,
+    /// What it executes.
+    pub(crate) executables: Executables,
     /// The process whose first execve(2) starts the program, until it did.
     first: AtomicI32,
 }
@@ -35,16 +41,19 @@ impl State {
         listener: Listener,
         log: Writer,
         first: i32,
-        kernel_checks_executions: bool,
+        (kernel_checks_executions, executables): (bool, Executables),
     ) -> Result<Self, Errno> {
+        let capabilities = policy.capabilities.bits();
         Ok(Self {
             policy,
             listener,
-            callers: Callers::new()?,
+            callers: Callers::new(capabilities)?,
             identity: MonitorIdentity::new()?,
             log,
             recorder: PolicyRecorder::default(),
+            made: MadeFiles::default(),
             kernel_checks_executions,
+            executables,
             first: AtomicI32::new(first),
         })
     }

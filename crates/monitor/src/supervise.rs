@@ -3,8 +3,6 @@
 //! The program runs in the monitor's process group, so what the terminal sends reaches it by itself. What somebody sends to
 //! the monitor's process alone is passed on. When the program stops, so does the monitor, that the shell may take over.
 
-use std::fs;
-
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -96,9 +94,8 @@ impl Guarded {
         }
         ended();
         self.wait_for_the_rest(enough);
-        if let Some(path) = &self.learn {
-            fs::write(path, self.state.recorder.policy())
-                .map_err(|source| Error::Write { path: path.clone(), source })?;
+        if let Some(learning) = self.learning {
+            learning.finish(&self.state.recorder)?;
         }
         Ok(end.unwrap_or(End::Exited(0)))
     }

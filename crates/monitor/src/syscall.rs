@@ -10,9 +10,12 @@ use crate::caller::Caller;
 use crate::file::{DirectoryEntry, Location, ResolvedFile, is_directory};
 use crate::identity::process_in;
 use crate::log::Event;
+use crate::made_files::OWN;
 use crate::memory;
+use crate::policy::syscalls::Word;
 use crate::policy::{Refusal, Rights};
 use crate::state::State;
+use crate::system_files::{self, Named};
 use orrery_sys::notify::Notification;
 
 /// A call and who made it.
@@ -42,6 +45,11 @@ const HARMLESS: [&[u8]; 12] = [
     b"statm",
     b"status",
 ];
+
+/// Whether there is something of this name, be it a link that leads nowhere.
+pub(crate) fn exists(place: &DirectoryEntry) -> bool {
+    rustix::fs::statat(&place.directory, place.name.as_slice(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
 
 impl<'m> Syscall<'m> {
     pub(crate) fn new(state: &'m Arc<State>, notification: Notification) -> Self {
@@ -115,6 +123,13 @@ impl Syscall<'_> {
             .map_or("unknown", |call| call.name())
     }
 
+    /// Whether the policy has such calls written down.
+    pub(crate) fn is_logged(&self) -> bool {
+        let words = &self.state.policy.calls.words;
+        let call = usize::try_from(self.notification.number).ok().and_then(Sysno::new);
+        !words.is_empty() && call.is_some_and(|call| words.get(&call) == Some(&Word::Log))
+    }
+
     /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be asked
     /// before anything changes.
     pub(crate) fn still_waits(&self) -> Result<(), Errno> {
@@ -134,7 +149,7 @@ impl Syscall<'_> {
     pub(crate) fn rights(&self, found: &ResolvedFile) -> (Rights, Vec<u8>) {
         let Location::Path(path) = &found.location else { return (Rights::all(), Vec::new()) };
         let name = self.known_as(path);
-        let mut rights = self.state.policy.rights(&name);
+        let mut rights = self.rights_at(&name);
         if self.state.identity.is_proc(&found.stat)
             && let Some((process, rest)) = process_in(&name)
             && !self.is_guarded(process)
@@ -151,7 +166,21 @@ impl Syscall<'_> {
                 _ => Rights::STAT,
             };
         }
+        if let Some(named) = system_files::named(&name, &found.stat) {
+            rights = self.without_unnamed(rights, &name, named, system_files::leads_around(&found.stat));
+        }
         (rights | found.granted, name)
+    }
+
+    /// Without rights over a part of the system that no entry names. Rules that let pass what they do not name have no
+    /// entries: only what leads around them is refused then.
+    fn without_unnamed(&self, rights: Rights, name: &[u8], named: Named, leads_around: bool) -> Rights {
+        let policy = &self.state.policy;
+        if policy.learning || policy.rules.is_some() && !leads_around {
+            return rights;
+        }
+        let by_name = policy.trees.rights_by_entries_of(name, named.least);
+        rights - (named.rights - by_name)
     }
 
     /// Refuses unless all of `needed` is allowed for a file.
@@ -166,9 +195,39 @@ impl Syscall<'_> {
         self.decide(rights, needed, &name)
     }
 
-    /// Refuses unless names may be made and removed there.
+    /// The rights over what is at a path: the policy's, and those over what the program made itself.
+    pub(crate) fn rights_at(&self, path: &[u8]) -> Rights {
+        let rights = self.state.policy.rights(path);
+        if self.state.policy.trees.owns(path) && self.state.made.contain(path) {
+            rights | OWN
+        } else {
+            rights
+        }
+    }
+
+    /// Refuses unless what is there may be removed or renamed.
     pub(crate) fn check_entry(&self, place: &DirectoryEntry, needed: Rights) -> Result<(), Errno> {
-        self.decide(self.state.policy.rights(&place.path), needed, &place.path)
+        self.decide(self.rights_at(&place.path), needed, &place.path)
+    }
+
+    /// Refuses unless something may be made there. Returns whether only because it becomes the program's own: then nothing
+    /// must be there yet.
+    pub(crate) fn check_new_entry(&self, place: &DirectoryEntry, needed: Rights) -> Result<bool, Errno> {
+        let own = self.state.policy.trees.owns(&place.path)
+            && !self.rights_at(&place.path).contains(needed)
+            && !exists(place);
+        let rights = if own { OWN } else { self.rights_at(&place.path) };
+        self.decide(rights, needed, &place.path).map(|()| own)
+    }
+
+    /// Something has been made there, which [`Syscall::check_new_entry`] allowed because it becomes the program's `own`.
+    pub(crate) fn made(&self, path: &[u8], own: bool) {
+        if own {
+            self.state.made.insert(path);
+        }
+        if self.state.policy.learning {
+            self.state.recorder.made(path);
+        }
     }
 
     fn decide(&self, rights: Rights, needed: Rights, name: &[u8]) -> Result<(), Errno> {
@@ -221,9 +280,8 @@ impl Syscall<'_> {
                 return false;
             }
             match crate::caller::Status::of(process) {
-                Ok(status) if status.parent == self.state.identity.process => {
-                    return true;
-                }
+                // A process that has been a monitor's own child from elsewhere has no filter.
+                Ok(status) if status.parent == self.state.identity.process => return status.filtered,
                 Ok(status) => process = status.parent,
                 Err(_) => return false,
             }

@@ -26,6 +26,7 @@ pub struct Document {
 struct Sections {
     refusal: Option<Spanned<String>>,
     mediation: Option<Spanned<String>>,
+    capabilities: Option<Spanned<Entries>>,
     files: Option<Spanned<Files>>,
     network: Option<Spanned<Addresses>>,
     calls: Option<Spanned<SystemCalls>>,
@@ -44,6 +45,8 @@ pub enum Section {
     Refusal,
     /// `mediation = ...`
     Mediation,
+    /// `capabilities = ...`
+    Capabilities,
     /// `[files]`
     Files,
     /// `[network]`
@@ -62,8 +65,15 @@ pub enum Section {
 
 impl Section {
     /// What is allowed, everything else being refused.
-    pub const SANDBOX: [Self; 6] =
-        [Self::Refusal, Self::Mediation, Self::Files, Self::Network, Self::Calls, Self::Limits];
+    pub const SANDBOX: [Self; 7] = [
+        Self::Refusal,
+        Self::Mediation,
+        Self::Capabilities,
+        Self::Files,
+        Self::Network,
+        Self::Calls,
+        Self::Limits,
+    ];
 
     /// What becomes of certain calls, all others passing.
     pub const RULES: [Self; 3] = [Self::Rules, Self::Services, Self::Mounts];
@@ -74,6 +84,7 @@ impl fmt::Display for Section {
         f.write_str(match self {
             Self::Refusal => "refusal",
             Self::Mediation => "mediation",
+            Self::Capabilities => "capabilities",
             Self::Files => "[files]",
             Self::Network => "[network]",
             Self::Calls => "[calls]",
@@ -99,6 +110,8 @@ pub struct Files {
     pub write: Entries,
     /// Directories in which files may be created, renamed and removed.
     pub create: Entries,
+    /// Directories in which new files may be made, and those then used.
+    pub own: Entries,
     /// Paths that may be executed.
     pub execute: Entries,
     /// Paths that may not be used at all, whatever the other entries say.
@@ -155,8 +168,8 @@ pub struct Rule {
     pub path: Option<Spanned<Words>>,
     /// Condition: its descriptor is of one of these kinds.
     pub descriptor: Option<Spanned<Words>>,
-    /// Condition: it goes to this address.
-    pub address: Option<Spanned<String>>,
+    /// Condition: it goes to one of these addresses.
+    pub address: Option<Spanned<Words>>,
     /// Condition: it comes from the code of one of these files.
     pub caller: Option<Spanned<Words>>,
     /// Condition: the program that was executed is one of these.
@@ -302,6 +315,7 @@ impl Document {
         let span = match section {
             Section::Refusal => sections.refusal.as_ref()?.span(),
             Section::Mediation => sections.mediation.as_ref()?.span(),
+            Section::Capabilities => sections.capabilities.as_ref()?.span(),
             Section::Files => sections.files.as_ref()?.span(),
             Section::Network => sections.network.as_ref()?.span(),
             Section::Calls => sections.calls.as_ref()?.span(),
@@ -323,6 +337,12 @@ impl Document {
     #[must_use]
     pub fn mediation(&self) -> Option<&Spanned<String>> {
         self.sections.mediation.as_ref()
+    }
+
+    /// Returns the capabilities that the program keeps, if the policy names them.
+    #[must_use]
+    pub fn capabilities(&self) -> Option<&Entries> {
+        self.sections.capabilities.as_ref().map(Spanned::get_ref)
     }
 
     /// Returns the section `[files]`; an empty one if there is none.
@@ -393,6 +413,37 @@ mod tests {
         assert_eq!(refused(&Section::SANDBOX), "p:2:1: cannot honour [files]: why");
         assert_eq!(refused(&Section::RULES), "p:5:1: cannot honour [[rule]]: why");
         assert_eq!(document.refuse(&[Section::Limits, Section::Mounts], "why"), Ok(()));
+    }
+
+    /// The chapter of the book is the reference: what it shows is understood, and what is understood is in it.
+    #[test]
+    fn the_reference_and_the_grammar_agree() {
+        let chapter = include_str!("../../../docs/src/policy.md");
+        let examples: Vec<_> =
+            chapter.split("```toml\n").skip(1).filter_map(|text| text.split("```").next()).collect();
+        assert_eq!(examples.len(), 2);
+        for example in &examples {
+            Document::parse(example, "docs/src/policy.md").unwrap();
+        }
+        for (section, keys) in [
+            ("", 9),
+            ("[files]\n", 8),
+            ("[network]\n", 2),
+            ("[calls]\n", 4),
+            ("[limits]\n", 5),
+            ("[[rule]]\ncall = 'x'\n", 17),
+        ] {
+            let error = Document::parse(&format!("{section}no-such-key = 1"), "p").unwrap_err().to_string();
+            let known: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+            assert!(known.len() >= keys, "{error}");
+            for key in known {
+                let named = [format!("`{key}`"), format!("`{key} = "), format!("[{key}]")];
+                assert!(
+                    named.iter().any(|name| chapter.contains(name.as_str())),
+                    "{section}{key} is not in the reference"
+                );
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //!
 //! | section | what it says | enforced by |
 //! |---|---|---|
-//! | `refusal`, `mediation`, `[files]`, `[network]`, `[calls]`, `[limits]` | what is allowed; everything else is refused | the monitor and Landlock (`orrery guard`) |
+//! | `refusal`, `mediation`, `capabilities`, `[files]`, `[network]`, `[calls]`, `[limits]` | what is allowed; everything else is refused | the monitor and Landlock (`orrery guard`) |
 //! | `[[rule]]`, `[services]`, `[[mount]]` | what becomes of certain calls; all others pass | the executive (`orrery run --policy`), and the monitor for what must hold against hostile code (`--enforce`) |
 //!
 //! A command refuses a section that it cannot honour, with position and reason ([`Document::refuse`]): a policy never holds

@@ -36,6 +36,7 @@ pub mod notify;
 pub mod pagemap;
 pub mod process;
 pub mod process_memory;
+pub mod programs;
 pub mod ptrace;
 pub mod rseq;
 pub mod scm;

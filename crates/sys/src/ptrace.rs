@@ -152,7 +152,7 @@ impl Tracee {
     }
 
     /// Detaches from it, and returns whether that worked: it does not where the tracee is not stopped.
-    pub fn detach(self) -> bool {
+    pub fn detach(&self) -> bool {
         ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE).is_ok()
     }
 

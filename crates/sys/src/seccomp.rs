@@ -15,7 +15,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 pub use linux_raw_sys::ptrace::sock_filter;
 use linux_raw_sys::ptrace::{
-    BPF_ABS, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W,
+    BPF_ABS, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W,
     SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_TSYNC, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
     SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_USER_NOTIF,
     SECCOMP_SET_MODE_FILTER, sock_fprog,
@@ -90,6 +90,14 @@ pub enum Condition {
         /// Index of the argument.
         argument: u8,
     },
+    /// The call is made by an instruction that ends at one of these addresses. Code that can be jumped to is no boundary.
+    /// False where a filter is asked without a program that calls ([`Filter::action`]).
+    CalledFrom {
+        /// The lowest address.
+        start: u64,
+        /// The address after the last one.
+        end: u64,
+    },
 }
 
 impl Condition {
@@ -103,6 +111,7 @@ impl Condition {
             Self::Differs { argument, value } => whole(argument) as u32 != value,
             Self::EqualsWide { argument, value } => whole(argument) == value,
             Self::NotNull { argument } => whole(argument) != 0,
+            Self::CalledFrom { .. } => false,
         }
     }
 }
@@ -145,6 +154,7 @@ pub struct Filter {
 // Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
+const INSTRUCTION_POINTER: u32 = 8;
 const ARGUMENTS: u32 = 16;
 
 /// Calls of the x32 interface have this bit in their number.
@@ -337,9 +347,35 @@ fn decide(rules: &[Rule], program: &mut Vec<sock_filter>) {
                 jump(BPF_JEQ, 0, 1, 0),
                 action,
             ]),
+            Condition::CalledFrom { start, end } => {
+                for (upper, first, last) in pieces(start, end) {
+                    program.extend([
+                        load(INSTRUCTION_POINTER + 4),
+                        jump(BPF_JEQ, upper, 0, 4),
+                        load(INSTRUCTION_POINTER),
+                        jump(BPF_JGE, first, 0, 2),
+                        jump(BPF_JGT, last, 1, 0),
+                        action,
+                    ]);
+                }
+            }
         }
     }
     program.push(returns(Action::Allow));
+}
+
+/// The parts of a range of addresses with equal upper halves: that half, and the first and the last lower one.
+fn pieces(start: u64, end: u64) -> impl Iterator<Item = (u32, u32, u32)> {
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
+    let halves = |address: u64| ((address >> 32) as u32, address as u32);
+    let mut at = start;
+    std::iter::from_fn(move || {
+        let last = (end.checked_sub(1)?).min(at | u64::from(u32::MAX));
+        let (upper, first) = halves(at);
+        let piece = (at <= last).then_some((upper, first, halves(last).1))?;
+        at = last.checked_add(1)?;
+        Some(piece)
+    })
 }
 
 /// To which threads a filter applies, and whether it gets a listener.
@@ -397,10 +433,25 @@ pub fn install(program: &[sock_filter], scope: Scope) -> Result<Option<OwnedFd>,
 /// If the program has an instruction that this module does not emit, or ends without returning.
 #[must_use]
 pub fn simulate(program: &[sock_filter], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+    simulate_at(program, architecture, number, arguments, 0)
+}
+
+/// As [`simulate`], with the address after the instruction that calls.
+///
+/// # Panics
+/// As [`simulate`].
+#[must_use]
+pub fn simulate_at(
+    program: &[sock_filter],
+    architecture: u32,
+    number: u32,
+    arguments: [u64; 6],
+    instruction: u64,
+) -> u32 {
     let mut data = Vec::new();
     data.extend(number.to_le_bytes());
     data.extend(architecture.to_le_bytes());
-    data.extend([0; 8]);
+    data.extend(instruction.to_le_bytes());
     arguments.iter().for_each(|argument| data.extend(argument.to_le_bytes()));
     let (mut at, mut accumulator) = (0, 0_u32);
     loop {
@@ -418,6 +469,8 @@ pub fn simulate(program: &[sock_filter], architecture: u32, number: u32, argumen
             at += offset;
         } else if code == BPF_JMP | BPF_JEQ | BPF_K {
             at += branch(accumulator == now.k);
+        } else if code == BPF_JMP | BPF_JGT | BPF_K {
+            at += branch(accumulator > now.k);
         } else if code == BPF_JMP | BPF_JGE | BPF_K {
             at += branch(accumulator >= now.k);
         } else if code == BPF_JMP | BPF_JSET | BPF_K {
@@ -434,6 +487,29 @@ mod tests {
 
     fn run(filter: &Filter, number: u32, arguments: [u64; 6]) -> u32 {
         simulate(&filter.program(), NATIVE, number, arguments)
+    }
+
+    #[test]
+    fn callers_are_told_apart_by_their_address() {
+        for (start, end) in [(0x5555_0000_1000, 0x5555_0000_3000), (0x5554_ffff_f000, 0x5556_0000_2000)] {
+            let mut filter = Filter::new(Action::Allow);
+            filter.add(libc::SYS_ioctl, Condition::CalledFrom { start, end }, Action::Allow);
+            filter.add(
+                libc::SYS_ioctl,
+                Condition::Equals { argument: 1, value: 7 },
+                Action::Fail(Errno::PERM),
+            );
+            let program = filter.program();
+            let call = |at: u64, request: u64| {
+                simulate_at(&program, NATIVE, 16, [0, request, 0, 0, 0, 0], at) == Action::Allow.value()
+            };
+            for inside in [start, start + 1, 0x5555_0000_2000, end - 1] {
+                assert!(call(inside, 7), "{inside:#x}");
+            }
+            for outside in [0, 0x1000, start - 1, end, end + 1, start + (5 << 32), u64::MAX] {
+                assert!(!call(outside, 7) && call(outside, 8), "{outside:#x}");
+            }
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod as_python;
 mod job;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::protocol::{self, Answer, Fate, Health, Question, Reply, RequestId};
 use crate::server::{control_path, is_claimed};
 
-pub use as_python::{AsPython, exit_status, run_as_python};
+pub use as_python::{AsPython, become_python, exit_status, run_as_python};
 pub use job::{Job, Source};
 
 /// Why a program could not be brought to its end by the server.
@@ -93,12 +93,12 @@ impl Client {
 
     /// Runs a program to its end.
     ///
-    /// A request whose worker died before it had begun it (killed by somebody, say) is sent once more.
+    /// A request whose worker died before it had read it (killed by somebody, say) is sent once more.
     ///
     /// # Errors
     /// See [`Error`]. That the program failed is no error but an [`Answer`].
     pub fn run(&self, job: &Job<'_>) -> Result<Answer, Error> {
-        self.run_with(job, || {}, |_| {})
+        self.run_with(job, |_| {}, |_| {})
     }
 
     /// Like [`run`](Self::run); calls `connected` before the request is sent, and `started` as soon as it was.
@@ -108,18 +108,23 @@ impl Client {
     pub fn run_with(
         &self,
         job: &Job<'_>,
-        mut connected: impl FnMut(),
+        mut connected: impl FnMut(BorrowedFd<'_>),
         mut started: impl FnMut(&Running),
     ) -> Result<Answer, Error> {
         let mut second = false;
         loop {
             let connection = self.connect()?;
-            connected();
+            connected(connection.as_fd());
             let running = Running::start(connection, job)?;
             started(&running);
             match running.wait() {
                 Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id)? {
                     Fate::Died(outcome) => return Ok(Answer { outcome, micros: 0 }),
+                    // An end of file, and no reset, says that a worker had read the request: it may have run, whatever the
+                    // server knows of it.
+                    Fate::NotBegun if matches!(error, protocol::Error::Closed) => {
+                        return Err(Error::ServerLost);
+                    }
                     Fate::NotBegun if second => return Err(error.into()),
                     Fate::NotBegun => second = true,
                 },

@@ -40,6 +40,8 @@ pub struct Sandbox {
 pub struct Interpreter {
     /// The `python3` that is stood in for; a virtual environment's is honoured.
     pub executable: PathBuf,
+    /// What it says that it is (`sys.version`).
+    pub version: String,
     /// Modules to import before the first request.
     pub imports: Vec<String>,
 }

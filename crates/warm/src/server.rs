@@ -12,7 +12,7 @@ mod worker_process;
 
 pub use main_loop::{ServeError, serve};
 pub(crate) use socket::is_claimed;
-pub use socket::{Claim, ClaimError, control_path};
+pub use socket::{Claim, ClaimError, control_path, interpreter_of};
 pub use worker_process::{WORKER_PROGRAM, find_worker_program};
 
 /// Exit status of a worker that could not undo everything its last request did, and must be replaced.

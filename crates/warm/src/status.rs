@@ -34,14 +34,37 @@ struct Layout {
     connection: AtomicU64,
     /// Set when the interpreter is ready for its first request.
     ready: AtomicU64,
+    /// 1 while the worker waits for a connection.
+    waiting: AtomicU64,
+    /// 1 when the worker has taken a connection since its last round began, and how many rounds in a row ended by a fault
+    /// before it did; for the worker itself.
+    taken: AtomicU64,
+    faults: AtomicU64,
+    /// How many scripts in a row died of a fault; likewise.
+    deaths: AtomicU64,
     /// How long the note is; 0 for none.
     note_length: AtomicU64,
     /// How the request ended, encoded.
     note: [AtomicU8; MAX_NOTE],
 }
 
+/// How many rounds in a row may fault before they take a connection.
+const MOST_FAULTS: u64 = 2;
+/// How many scripts in a row may die of faults before their worker is replaced.
+const MOST_DEATHS: u64 = 3;
 /// Longest note in bytes.
 const MAX_NOTE: usize = 1024;
+
+/// Whether a worker can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fitness {
+    /// It can.
+    Fit,
+    /// So many scripts in a row died of faults that the reason may be the worker.
+    Doubtful,
+    /// Its own part of a round faults, before it has taken a connection.
+    Unfit,
+}
 
 /// One worker's page, mapped.
 #[derive(Debug)]
@@ -65,6 +88,10 @@ pub struct Status {
     pub turns: u64,
     /// The request that runs, once its id is known.
     pub current: Option<RequestId>,
+    /// Whether the worker waits for a connection.
+    pub waiting: bool,
+    /// Whether the program of the request that runs has come to its end, which remains to be undone.
+    pub over: bool,
 }
 
 impl Status {
@@ -142,7 +169,36 @@ impl StatusPage {
         layout.id[0].store(0, Ordering::Relaxed);
         layout.id[1].store(0, Ordering::Relaxed);
         layout.note_length.store(0, Ordering::Relaxed);
+        layout.taken.store(1, Ordering::Relaxed);
+        layout.faults.store(0, Ordering::Relaxed);
+        layout.waiting.store(0, Ordering::Relaxed);
         layout.turns.fetch_or(1, Ordering::Release);
+    }
+
+    /// Worker: waits for a connection from now on.
+    pub fn wait(&self) {
+        self.layout().waiting.store(1, Ordering::Release);
+    }
+
+    /// Worker: another round begins after one that `died`, by a fault.
+    ///
+    /// It makes no system call and uses no thread-local storage, for either may be what is broken.
+    pub fn begin_round(&self, died: bool) -> Fitness {
+        let layout = self.layout();
+        layout.waiting.store(0, Ordering::Relaxed);
+        let taken = layout.taken.swap(0, Ordering::Relaxed) == 1;
+        let count = |word: &AtomicU64| word.fetch_add(1, Ordering::Relaxed) + 1;
+        if !died {
+            layout.deaths.store(0, Ordering::Relaxed);
+            return Fitness::Fit;
+        }
+        if taken && count(&layout.deaths) >= MOST_DEATHS {
+            Fitness::Doubtful
+        } else if !taken && count(&layout.faults) >= MOST_FAULTS {
+            Fitness::Unfit
+        } else {
+            Fitness::Fit
+        }
     }
 
     /// Worker: the running request is `id`.
@@ -173,7 +229,6 @@ impl StatusPage {
 
     /// Worker: the running request ended like this, though it is not answered yet.
     pub fn note(&self, outcome: &Outcome) {
-        let layout = self.layout();
         let mut buffer = [0; MAX_NOTE];
         let encoded = match postcard::to_slice(outcome, &mut buffer) {
             Ok(encoded) => encoded,
@@ -184,10 +239,17 @@ impl StatusPage {
                 }
             }
         };
-        for (place, byte) in layout.note.iter().zip(&*encoded) {
+        self.note_encoded(encoded);
+    }
+
+    /// Worker: as [`StatusPage::note`], with the outcome encoded (postcard) by the caller; what does not fit is cut off. As
+    /// little can go wrong as in [`StatusPage::begin_round`].
+    pub fn note_encoded(&self, encoded: &[u8]) {
+        let layout = self.layout();
+        for (place, byte) in layout.note.iter().zip(encoded) {
             place.store(*byte, Ordering::Relaxed);
         }
-        layout.note_length.store(encoded.len() as u64, Ordering::Release);
+        layout.note_length.store(encoded.len().min(MAX_NOTE) as u64, Ordering::Release);
     }
 
     /// How the running request ended, if that was noted.
@@ -210,7 +272,14 @@ impl StatusPage {
         let high = layout.id[1].load(Ordering::Acquire);
         let low = layout.id[0].load(Ordering::Relaxed);
         let current = (turns % 2 == 1 && (low, high) != (0, 0)).then(|| whole([low, high]));
-        Status { ready: layout.ready.load(Ordering::Acquire) != 0, served: turns / 2, turns, current }
+        Status {
+            ready: layout.ready.load(Ordering::Acquire) != 0,
+            served: turns / 2,
+            turns,
+            current,
+            waiting: layout.waiting.load(Ordering::Acquire) != 0,
+            over: layout.note_length.load(Ordering::Acquire) != 0,
+        }
     }
 }
 
@@ -254,7 +323,10 @@ mod tests {
         worker.name(id);
         assert_eq!(master.read().current, Some(id));
         worker.end();
-        assert_eq!(master.read(), Status { ready: true, served: 1, turns: 2, current: None });
+        let idle = Status { ready: true, served: 1, turns: 2, current: None, waiting: false, over: false };
+        assert_eq!(master.read(), idle);
+        worker.wait();
+        assert!(master.read().waiting);
         worker.begin(1);
         assert_eq!(master.read().current, None, "the last request's id must not stand for the next");
     }
@@ -263,6 +335,25 @@ mod tests {
     fn a_worker_cannot_shrink_the_page_under_the_master() {
         let (_master, fd) = StatusPage::create().unwrap();
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+    }
+
+    #[test]
+    fn a_worker_gives_up_when_its_own_part_faults() {
+        let (_master, fd) = StatusPage::create().unwrap();
+        let page = StatusPage::open(fd.as_fd()).unwrap();
+        page.begin(1);
+        assert_eq!(page.begin_round(true), Fitness::Fit, "the script's fault");
+        assert_eq!(
+            [true; 2].map(|died| page.begin_round(died)),
+            [Fitness::Fit, Fitness::Unfit],
+            "its own, twice"
+        );
+        page.begin(1);
+        assert_eq!(page.begin_round(false), Fitness::Fit);
+        for deaths in 1..=MOST_DEATHS {
+            page.begin(1);
+            assert_eq!(page.begin_round(true) == Fitness::Doubtful, deaths == MOST_DEATHS);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod connection;
 mod error;
 mod fork;
 mod interpreter;
+mod registers;
 mod rollback;
 pub mod sandbox;
 mod surroundings;
@@ -43,13 +44,14 @@ pub fn serve(
             let fork = fork::Fork::new(config.limits, protections)?;
             lock(config, protections, interpreter)?;
             page.set_ready();
-            while let Some(connection) = accept(listener, connection_fd())? {
+            loop {
+                page.wait();
+                let Some(connection) = accept(listener, connection_fd())? else { return Ok(()) };
                 page.begin(client_signals::inode(connection.as_raw_fd()));
                 let outcome = fork.run(&connection, page, interpreter)?;
                 answer(&connection, outcome, page.micros());
                 page.end();
             }
-            Ok(())
         }
         Isolation::Rollback => {
             let mut place = rollback::InPlace::new(config.limits, protections, connection_fd())?;

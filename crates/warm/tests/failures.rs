@@ -341,7 +341,8 @@ fn without_help_the_client_becomes_python3_if_it_may() {
     let refused = run(&server, &[], seed);
     assert_eq!(told(refused.status), "exit 76");
     assert!(refused.err().contains("PYTHONHASHSEED is not the same here"), "{}", refused.err());
-    assert_eq!(run(&server, &["--fallback"], seed).out(), "python3 ['-c', 'x'] python3\n");
+    // The server's own: by its path, or a virtual environment would not be known as one.
+    assert_eq!(run(&server, &["--fallback"], seed).out(), "python3 ['-c', 'x'] /usr/bin/python3\n");
     let nowhere = ("ORRERY_WARM", "/nonexistent/socket");
     assert_eq!(told(run(&server, &[], nowhere).status), "exit 69");
     assert_eq!(run(&server, &["--fallback"], nowhere).out(), "python3 ['-c', 'x'] python3\n");

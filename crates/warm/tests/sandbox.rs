@@ -190,3 +190,39 @@ fn examples_run_behind_the_walls() {
         }
     }
 }
+
+/// Writes into a string that all scripts share, and asks the kernel, through the engine's own descriptor, to protect the page
+/// as if nothing had been written.
+const HIDE: &str = r#"
+import ctypes, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+address = id(json.__doc__) + 48
+ctypes.memmove(address, b'SECRET', 6)
+page = address & ~4095
+done = []
+for number in os.listdir('/proc/self/fd'):
+    try:
+        link = os.readlink('/proc/self/fd/' + number)
+    except OSError:
+        continue
+    if 'userfaultfd' in link:
+        done.append(libc.ioctl(int(number), 0xc018aa06, (ctypes.c_ulong * 3)(page, 4096, 1)))
+pagemap = os.open('/proc/self/pagemap', os.O_RDONLY)
+regions = (ctypes.c_ulong * 30)()
+scan = (ctypes.c_ulong * 12)(96, 3, page, page + 4096, 0, ctypes.addressof(regions), 10, 0, 0, 2, 0, 2)
+done.append(libc.ioctl(pagemap, 0xc0606610, scan))
+print(json.__doc__[:6], done)
+"#;
+
+#[test]
+fn a_script_cannot_hide_what_it_wrote_with_the_engines_descriptors() {
+    let Some(way) = ways().into_iter().find(|way| way.tracker == Some("wp_async")) else { return };
+    for namespaces in [true, false] {
+        let server = walled(way, namespaces, &["--sandbox", "--import", "json,ctypes", "--timeout", "20s"]);
+        let hides = ran(&mut server.run(["-c", HIDE]), b"");
+        assert!(hides.out().starts_with("SECRET [-1"), "{}{}", hides.out(), hides.err());
+        assert!(!hides.out().contains(" 0") && !hides.out().contains("[0"), "{}", hides.out());
+        let next = ran(&mut server.run(["-c", "import json; print(json.__doc__[:6])"]), b"");
+        assert!(next.status.success() && !next.out().contains("SECRET"), "{}{}", next.out(), next.err());
+    }
+}

@@ -3,9 +3,13 @@
  *
  *     OPENSSL_ENGINES=/usr/local/lib/orrery/engines openssl s_server -engine orrery -keyform engine -key site.ref.pem ...
  *
+ * Commands, which go into the engine's section of openssl.cnf or before its use (-pre in openssl-engine(1)), before a key is
+ * read: VAULT, the program of the vault, and ALLOW, its policy.
+ *
  * A key is an ordinary public one with a method of ours: what takes the private part goes to the vault. RSA pads here, as
  * OpenSSL has it done, and the vault does the rest; of EC it signs digests. Ed25519 has no place in this interface.
  */
+#include "../policy.h"
 #include "key.h"
 
 #include <string.h>
@@ -113,14 +117,19 @@ static EVP_PKEY *load_public(ENGINE *engine, const char *path, UI_METHOD *ui, vo
 }
 
 #define COMMAND_VAULT ENGINE_CMD_BASE
+#define COMMAND_ALLOW (ENGINE_CMD_BASE + 1)
 
 static const ENGINE_CMD_DEFN commands[] = {
     {COMMAND_VAULT, "VAULT", "The program in which private keys live", ENGINE_CMD_FLAG_STRING},
+    {COMMAND_ALLOW, "ALLOW", "What the vault does beside the signatures of TLS: " POLICY_WORDS,
+     ENGINE_CMD_FLAG_STRING},
     {0, NULL, NULL, 0},
 };
 
 static int control(ENGINE *engine, int command, long number, void *pointer, void (*function)(void)) {
     (void)engine, (void)number, (void)function;
+    if (command == COMMAND_ALLOW)
+        return pointer && vault_policy(pointer);
     return command == COMMAND_VAULT && pointer && vault_program(pointer);
 }
 

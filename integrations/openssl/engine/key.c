@@ -1,5 +1,7 @@
 #include "key.h"
 
+#include "../policy.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -28,6 +30,7 @@ struct vault_key {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct orrery_vault *vault; /* under the lock */
 static char *program;              /* as above */
+static char policy[256];           /* "allow=LIST", or empty; as above */
 
 void vault_key_complain(const char *format, ...) {
     char text[1024];
@@ -53,6 +56,18 @@ int vault_program(const char *path) {
     return copy != NULL;
 }
 
+int vault_policy(const char *list) {
+    unsigned allowed;
+    pthread_mutex_lock(&lock);
+    int good = policy_parse(list, &allowed) && strlen(list) < sizeof policy - 6;
+    if (good)
+        snprintf(policy, sizeof policy, "allow=%s", list);
+    pthread_mutex_unlock(&lock);
+    if (!good)
+        vault_key_complain("ALLOW is a list of " POLICY_WORDS ", not %s", list);
+    return good;
+}
+
 /* The program in the folder above that of this module; under the lock. */
 static const char *find_program(void) {
     Dl_info module;
@@ -74,7 +89,7 @@ static struct orrery_vault *vault_other_than(const struct orrery_vault *broken) 
     pthread_mutex_lock(&lock);
     struct orrery_vault *now = vault;
     if (now == broken) {
-        const char *path = find_program(), *arguments[] = {"orrery-vault", NULL};
+        const char *path = find_program(), *arguments[] = {"orrery-vault", *policy ? policy : NULL, NULL};
         now = path ? orrery_vault_spawn(path, arguments) : NULL;
         /* A broken one is left alone: other threads may be about to notice. */
         if (now)
@@ -195,7 +210,10 @@ ssize_t vault_key_call(const struct vault_key *key, struct call_request *call, c
             done = orrery_vault_call(next, request, sizeof *call + length, answer, room);
     }
     if (done < 0)
-        vault_key_complain("%s", errno == EBADMSG ? "the vault refuses to work with these data"
-                                                  : orrery_last_error());
+        vault_key_complain(
+            errno == EACCES ? "the vault's policy does not allow this: it needs the command ALLOW:%s" : "%s",
+            errno == EACCES    ? policy_word(call)
+            : errno == EBADMSG ? "the vault refuses to work with these data"
+                               : orrery_last_error());
     return done;
 }

@@ -22,6 +22,8 @@ ssize_t vault_key_call(const struct vault_key *key, struct call_request *call, c
 
 /* Names the vault's program; the default is the one in the folder above this module. */
 int vault_program(const char *path);
+/* Sets the policy of vaults that are started from now on (policy.h); 0 with an error raised where it is none. */
+int vault_policy(const char *list);
 
 /* Puts a text into OpenSSL's error queue. */
 void vault_key_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -157,7 +157,7 @@ unsafe fn create(
             (other, _) => return Err(unknown("restart policy (enum orrery_orbit_restart)", other)),
         })
         .back_pressure(match options.when_full {
-            0 => BackPressure::WaitAtMost(Duration::from_secs(1)),
+            0 => BackPressure::WaitForValues(Duration::from_secs(1)),
             1 => BackPressure::Wait,
             2 => BackPressure::Fail,
             3 => BackPressure::CancelOldest,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 
 use anyhow::Context;
-use orrery_hijack::{Event, Policy};
+use orrery_hijack::{CodeLocations, Event, Policy};
 
 use super::trial::{Outcome, Trials};
 
@@ -16,7 +16,7 @@ pub(super) struct Place {
     pub(super) site: u64,
     /// The first call from there, in words.
     pub(super) example: String,
-    /// Files and offsets: the call instruction, then return addresses, nearest first.
+    /// Files, offsets and functions: the call instruction, then return addresses, nearest first.
     pub(super) frames: Vec<String>,
 }
 
@@ -26,10 +26,11 @@ pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(O
     let mut seen = HashSet::new();
     let mut places = Vec::new();
     let mut events = None;
+    let mut locations = CodeLocations::default();
     let outcome = trials.run(policy, |hijack| {
         for event in events.get_or_insert_with(|| hijack.events()).by_ref() {
             if event.site() != 0 && seen.insert((event.number(), event.site())) {
-                places.push(place(&event));
+                places.push(place(&event, &mut locations));
             }
         }
     })?;
@@ -47,7 +48,7 @@ pub(crate) fn maps(thread: u32) -> Vec<u8> {
     fs::read(format!("/proc/{thread}/maps")).unwrap_or_default()
 }
 
-fn place(event: &Event) -> Place {
+fn place(event: &Event, locations: &mut CodeLocations) -> Place {
     let maps = maps(event.thread());
     let arguments: Vec<String> = event.describe(false).into_iter().map(|argument| argument.text).collect();
     let call = event.name();
@@ -60,19 +61,9 @@ fn place(event: &Event) -> Place {
             .callers()
             .into_iter()
             .filter(|caller| *caller != 0)
-            .map(|at| frame(&maps, at))
+            .map(|at| locations.describe(&maps, at))
             .collect(),
     }
-}
-
-/// Returns a file's name and an offset into it, or the address if no file is mapped there.
-pub(crate) fn frame(maps: &[u8], address: u64) -> String {
-    let found = orrery_sys::maps::entries(maps).find_map(|entry| {
-        let offset = entry.offset_of(usize::try_from(address).ok()?)?;
-        let name = entry.name.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())?;
-        Some(format!("{}+{offset:#x}", String::from_utf8_lossy(name)))
-    });
-    found.unwrap_or_else(|| format!("{address:#x}"))
 }
 
 /// The nearest frame outside of the C library and the loader: where the program itself asked for the call.
@@ -86,14 +77,6 @@ pub(super) fn own_frame(frames: &[String]) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_told_by_file() {
-        let maps = b"1000-2000 r--p 00000000 fe:00 1  /usr/bin/x\n2000-3000 r-xp 00001000 fe:00 1    /usr/bin/x\n4000-5000 rw-p 00000000 00:00 0 \n";
-        assert_eq!(frame(maps, 0x2010), "x+0x1010");
-        assert_eq!(frame(maps, 0x4010), "0x4010");
-        assert_eq!(frame(b"", 0x10), "0x10");
-    }
 
     #[test]
     fn the_programs_own_frame_is_preferred() {

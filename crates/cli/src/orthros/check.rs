@@ -63,7 +63,7 @@ fn show(report: &Report, json: bool) -> Result<()> {
         report.pid,
         report.processes,
         report.descriptors,
-        if report.findings.is_empty() { "everything survives" } else { "this would not survive:" }
+        if report.findings.is_empty() { "nothing is known to be lost" } else { "this would not survive:" }
     )?;
     if !report.findings.is_empty() {
         let mut table = Table::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_orthros_host::{
-    BridgeConfig, DiskConfig, DiskSource, NetworkConfig, Service, UnitService, read_unit,
+    BridgeConfig, DiskConfig, DiskSource, NetworkConfig, Service, ServiceExit, UnitService, read_unit,
 };
 use serde::Deserialize;
 
@@ -38,6 +38,9 @@ pub(super) struct PairFile {
     /// Where consoles, sockets and a new disk lie.
     directory: Option<PathBuf>,
     disk: Option<DiskTable>,
+    /// What to do when the service has exited.
+    #[serde(default)]
+    restart: Restart,
     /// More programs of this host that the service runs.
     #[serde(default)]
     programs: Vec<String>,
@@ -85,6 +88,31 @@ pub(super) struct Wanted {
     pub(super) directory: Option<PathBuf>,
     pub(super) disk: Option<DiskConfig>,
     pub(super) append: String,
+    pub(super) restart: Restart,
+}
+
+/// When a service that has exited is started anew, in the words of systemd.service(5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Restart {
+    /// Never: the pair ends with the service
+    #[default]
+    No,
+    /// When it failed: it was killed, or exited with a status other than 0
+    OnFailure,
+    /// Always
+    Always,
+}
+
+impl Restart {
+    /// Returns whether a service that has exited in this way is started anew.
+    pub(super) fn applies(self, exit: ServiceExit) -> bool {
+        match self {
+            Self::No => false,
+            Self::OnFailure => exit.status != Some(0),
+            Self::Always => true,
+        }
+    }
 }
 
 /// A service as it is named: by a unit, or else by a program with its arguments.
@@ -205,6 +233,7 @@ impl PairFile {
             directory: file.directory,
             disk,
             append: file.append,
+            restart: file.restart,
         })
     }
 }

@@ -1,11 +1,11 @@
 //! A client of redis that counts over one connection, and believes nothing.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use orrery_orthros_host::Network;
 
 const PORT: u16 = 6379;
@@ -49,9 +49,14 @@ impl Counter {
 
     /// Counts by one, and makes sure that it was one.
     pub(super) fn count(&mut self) -> Result<()> {
-        write!(self.stream, "INCR {}\r\n", self.key).context("the connection broke")?;
+        write!(self.stream, "INCR {}\r\n", self.key).context("cannot send a request to redis")?;
         let mut line = String::new();
-        self.reader.read_line(&mut line).context("the connection broke")?;
+        self.reader.read_line(&mut line).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => {
+                anyhow!("redis has not answered for {} s after count {}", PATIENCE.as_secs(), self.last)
+            }
+            _ => anyhow::Error::new(error).context("cannot read an answer of redis"),
+        })?;
         let number: u64 = line
             .trim()
             .strip_prefix(':')

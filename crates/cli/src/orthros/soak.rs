@@ -13,6 +13,7 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -35,6 +36,9 @@ const COUNTS: &str = "cat /data/redis/appendonlydir/*.incr.aof | grep -c INCR";
 /// What may tell why a verdict does not come: whether the program is there, how much memory is left, whether it ran out.
 const WHY: &str = "busybox ps -o pid,stat,vsz,args | grep -E 'file-stress|redis' | grep -v grep; \
     grep -E 'MemTotal|MemAvailable|Shmem:' /proc/meminfo; busybox dmesg | grep -E 'Out of memory|Killed process' | tail -n 3";
+/// What may tell why a client gets no answer: the service's connections, and what redis waits for.
+const CONNECTIONS: &str = "cat /proc/net/tcp; for pid in $(busybox pidof redis-server); do \
+    cat /proc/$pid/stat /proc/$pid/syscall /proc/$pid/wchan; done; cat /proc/loadavg; busybox dmesg | tail -n 3";
 /// How long a pair is under load before it crashes, at most.
 const LOAD: u64 = 2000;
 /// Silent kernels say why they die only if they get the time.
@@ -367,8 +371,8 @@ impl Scene {
 
     /// Whether everything is as it was; the longest wait of a client, in seconds.
     fn judge(&mut self) -> Result<f64> {
-        for client in &mut self.clients {
-            client.counts_on()?;
+        for index in 0..self.clients.len() {
+            self.clients[index].counts_on().map_err(|error| self.explain(index, error))?;
         }
         // Under its new kernel the program that changes files first compares all of them.
         let deadline = Instant::now() + PATIENCE;
@@ -389,9 +393,26 @@ impl Scene {
         Ok(Duration::from_micros(waits.max().unwrap_or(0)).as_secs_f64())
     }
 
+    /// Adds to a client's error what both sides know of its connection.
+    fn explain(&mut self, index: usize, error: anyhow::Error) -> anyhow::Error {
+        let counts: Vec<u64> =
+            self.clients.iter().map(|client| client.count.load(Ordering::Relaxed)).collect();
+        let inside = self.pair.run(&["sh", "-c", CONNECTIONS]).unwrap_or_else(|error| error.to_string());
+        let outside = Command::new("ss").args(["-tino"]).output().map_or_else(
+            |error| format!("cannot run ss: {error}"),
+            |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+        );
+        error.context(format!(
+            "client {index} of {counts:?}; in the guest:\n{inside}\non the host:\n{outside}\nthe error"
+        ))
+    }
+
     /// Ends everything; redis must have logged each count.
     fn end(mut self) -> Result<()> {
-        let counted = self.clients.iter_mut().map(Client::end).sum::<Result<u64>>()?;
+        let mut counted = 0;
+        for index in 0..self.clients.len() {
+            counted += self.clients[index].end().map_err(|error| self.explain(index, error))?;
+        }
         let logged = self.pair.run(&["sh", "-c", COUNTS])?;
         ensure!(
             logged.trim() == counted.to_string(),

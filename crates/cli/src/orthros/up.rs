@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use orrery_orthros_host::{
-    BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, cache,
+    BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, ServiceExit,
+    cache,
 };
 
-use super::config::{DISKS, NETWORKS, Named, PairFile, Wanted, one};
+use super::config::{DISKS, NETWORKS, Named, PairFile, Restart, Wanted, one};
 use super::remote::{BACKUP, Lines};
 use super::{Common, Story};
 
@@ -26,6 +27,9 @@ pub(crate) struct Arguments {
     /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
     #[arg(long)]
     quiet: bool,
+    /// What to do when the service has exited: `no` ends the pair, with an error unless the service's status is 0
+    #[arg(long, value_name = "WHEN", default_value = "no", conflicts_with = "config")]
+    restart: Restart,
     /// Leave the dead machine's memory in the directory if the service cannot be rebuilt from it
     #[arg(long, requires = "directory")]
     keep: bool,
@@ -108,6 +112,7 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         directory: None,
         disk,
         append: arguments.append.clone(),
+        restart: arguments.restart,
     })
 }
 
@@ -148,6 +153,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     // How many lost backups were told of, when the next one is due, and whether someone waits for it.
     let (mut told, mut due, mut awaited) = (0, Instant::now(), false);
     let mut full: Option<PathBuf> = None;
+    let mut exits = Exits::default();
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {
             Err(error @ Error::Guest { .. }) => {
@@ -158,6 +164,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             result => result?,
         };
+        if let Some(exit) = exits.next(pair.service_exit()) {
+            story.tell("exited", None, format!("the service {exit}"))?;
+            if !exit.is_in_background() {
+                if !wanted.restart.applies(exit) || exits.are_too_many() {
+                    pair.stop()?;
+                    story.tell("end", None, "both machines are stopped")?;
+                    ensure!(exit.status == Some(0), "the service {exit}{}", exits.limit());
+                    return Ok(());
+                }
+                pair.restart()?;
+                exits.restarted();
+                story.tell("restarted", None, "the service runs anew")?;
+                due = stand_by(&mut pair, &story)?;
+                told = pair.lost_backups().len();
+                continue;
+            }
+        }
         if pair.full_disk() != full.as_deref() {
             full = pair.full_disk().map(Path::to_owned);
             match &full {
@@ -229,6 +252,53 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             story.hang_up();
         }
+    }
+}
+
+/// The exits of a service, and how often it was started anew.
+struct Exits {
+    last: Option<ServiceExit>,
+    started: Instant,
+    /// How many times in a row it has exited soon after it was started.
+    soon: u32,
+}
+
+impl Default for Exits {
+    fn default() -> Self {
+        Self { last: None, started: Instant::now(), soon: 0 }
+    }
+}
+
+impl Exits {
+    /// A service that exits within this time, `MOST` times in a row, is not started again; systemd has the same limits.
+    const SOON: Duration = Duration::from_secs(10);
+    const MOST: u32 = 5;
+
+    /// Returns an exit that was not seen before.
+    fn next(&mut self, exit: Option<ServiceExit>) -> Option<ServiceExit> {
+        let new = exit.filter(|_| exit != self.last)?;
+        self.last = exit;
+        if !new.is_in_background() {
+            self.soon = if self.started.elapsed() < Self::SOON { self.soon + 1 } else { 0 };
+        }
+        Some(new)
+    }
+
+    /// Notes that the service was started again.
+    fn restarted(&mut self) {
+        (self.last, self.started) = (None, Instant::now());
+    }
+
+    fn are_too_many(&self) -> bool {
+        self.soon >= Self::MOST
+    }
+
+    /// Returns what an error adds where the service was not started again for this limit.
+    fn limit(&self) -> String {
+        if !self.are_too_many() {
+            return String::new();
+        }
+        format!(", {} times in a row within {} s of its start", Self::MOST, Self::SOON.as_secs())
     }
 }
 

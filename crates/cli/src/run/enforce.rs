@@ -7,7 +7,7 @@
 //!
 //! Each rule acts in one place. What the monitor rewrites and redirects, the executive leaves alone; what it answers, both answer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write as _};
@@ -110,6 +110,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     let Translation { held, executive, .. } = translation;
     let tells = executive.tells();
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(executive);
+    let options = options.strict(!arguments.no_strict);
     let hijack = Hijack::prepare()?;
     let logger = tells.then(|| Logger::prepare(&hijack, log, Style::default()));
     crate::pipes::restore();
@@ -312,9 +313,16 @@ fn executions(policy: &Policy) -> Option<Executions> {
 impl Held {
     fn rules(&self, call: &str) -> impl Iterator<Item = RuleView<'_>> {
         // A message's address is that of what it is sent to, however it is sent.
-        let call = if matches!(call, "sendmsg" | "sendmmsg") { "sendto" } else { call };
-        let held = self.by_call.get(call).map(Vec::as_slice).unwrap_or_default();
-        held.iter().filter_map(|index| self.policy.rules().nth(*index))
+        let names = if matches!(call, "sendmsg" | "sendmmsg") { vec![call, "sendto"] } else { vec![call] };
+        let of = |call: &str| self.by_call.get(call).into_iter().flatten().copied();
+        let mut held: BTreeSet<usize> = names.into_iter().flat_map(of).collect();
+        // Whoever listens without being bound is bound by that, to an address of the kernel's choice.
+        if call == "listen" {
+            let addressed =
+                |index: &usize| self.policy.rules().nth(*index).is_some_and(|rule| rule.has_address());
+            held.extend(of("bind").filter(addressed));
+        }
+        held.into_iter().filter_map(|index| self.policy.rules().nth(index))
     }
 
     /// What becomes of a call, by the rules that `fits` says are about it.
@@ -374,8 +382,16 @@ impl Rules for Held {
             Destination::Unix(path) => Some(policy::Destination::Unix(path)),
             Destination::Other => None,
         };
+        // A Unix socket is at a path, and so something that rules about paths are about.
+        let fits_path = |rule: RuleView<'_>| {
+            let path = match address {
+                Some(policy::Destination::Unix(path)) if path.first() != Some(&0) => path,
+                _ => b"",
+            };
+            rule.paths().next().is_none() || !path.is_empty() && rule.is_about_path(path)
+        };
         let fits = |rule: RuleView<'_>| {
-            rule.paths().next().is_none()
+            fits_path(rule)
                 && (!rule.has_address() || address.is_some_and(|address| rule.is_about_address(address)))
         };
         self.ruling(call, fits, |rule| Some(Verdict::Address(rule.target_address().to_vec())))
@@ -441,6 +457,13 @@ mod tests {
         assert_eq!(held.address("connect", to("10.1.1.1:443")), Verdict::Fails(libc::EACCES));
         assert_eq!(held.address("sendmsg", to("10.1.1.1:9")), Verdict::Fails(libc::EACCES));
         assert!(matches!(held.address("connect", to("[::1]:443")), Verdict::Address(_)));
+        let held = self::held("[[rule]]\ncall = '%file'\npath = '/run/x/**'\ndeny = 'EACCES'\n");
+        for call in ["connect", "bind", "sendto", "sendmsg", "sendmmsg"] {
+            let at = |path: &'static [u8]| held.address(call, Destination::Unix(path));
+            assert_eq!(at(b"/run/x/socket"), Verdict::Fails(libc::EACCES), "{call}");
+            assert_eq!((at(b"/run/y"), at(b"\0/run/x/y")), (Verdict::Pass, Verdict::Pass), "{call}");
+            assert_eq!(held.address(call, to("10.1.1.1:443")), Verdict::Pass, "{call}");
+        }
         assert_eq!(held.address("connect", Destination::Other), Verdict::Pass);
     }
 

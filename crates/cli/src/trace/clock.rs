@@ -37,7 +37,21 @@ impl Clock {
     }
 }
 
-fn ticks() -> u64 {
+/// The time stamp counter.
+pub(super) fn ticks() -> u64 {
     // SAFETY: reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// The time of day here: `14:03:59`.
+pub(super) fn time_of_day(time: SystemTime) -> String {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seconds = libc::time_t::try_from(seconds).unwrap_or(0);
+    // SAFETY: zeros are a valid `tm`, into which the call writes; both are there.
+    let local = unsafe {
+        let mut local: libc::tm = std::mem::zeroed();
+        libc::localtime_r(&raw const seconds, &raw mut local);
+        local
+    };
+    format!("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec)
 }

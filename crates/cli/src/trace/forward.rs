@@ -1,15 +1,19 @@
 //! Forwards signals from `orrery trace` to the program.
 
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
 /// The program. A signal handler has no other way to know it.
 static PROGRAM: AtomicI32 = AtomicI32::new(0);
+
+/// Whether somebody has interrupted since this was asked last.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// What is passed on when it was sent to us. What a terminal sends, it sends to the program as well.
 const FORWARDED: [i32; 5] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
 const FROM_THE_TERMINAL: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
 extern "C" fn forward(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    INTERRUPTED.store(true, Relaxed);
     // SAFETY: an SA_SIGINFO handler gets a valid siginfo; kill may be called in handlers.
     unsafe {
         // What the kernel sends comes from the terminal, and the program gets it by itself.
@@ -31,6 +35,11 @@ pub(super) fn to(program: i32) {
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// Whether a signal has come since this was asked last: the user may want to know what the program does.
+pub(super) fn was_interrupted() -> bool {
+    INTERRUPTED.swap(false, Relaxed)
 }
 
 /// Dies of a signal, as the program did, without a core of our own.

@@ -7,10 +7,12 @@ use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
 use orrery_hijack::decode::{Described, error_name, signal_name};
-use orrery_hijack::{Event, State};
+use orrery_hijack::{CodeLocations, Event, State};
 use serde_json::json;
 
-use super::clock::Clock;
+use super::clock::{self, Clock};
+use super::pending::{Pending, Unfinished};
+use super::thread_files::ThreadFiles;
 use crate::faults::places;
 
 /// How many bytes are written at a time, about.
@@ -19,7 +21,7 @@ const ENOUGH: usize = 64 << 10;
 /// What is written of a call, and of which.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Style {
-    /// Not at all, the time of day, or three: seconds since 1970.
+    /// Not at all; the time of day, or two: with microseconds; or three: seconds since 1970.
     pub(crate) time: u8,
     /// The time since the call before.
     pub(crate) relative: bool,
@@ -52,6 +54,11 @@ pub(crate) struct Writer {
     last: Option<u64>,
     /// What lay where in each thread's process when that was last asked.
     maps: HashMap<u32, Vec<u8>>,
+    locations: CodeLocations,
+    /// Where calls that have not returned are looked for.
+    pending: Option<Pending>,
+    /// Where lines go, if each thread has a file of its own.
+    files: Option<ThreadFiles>,
 }
 
 impl Writer {
@@ -64,11 +71,27 @@ impl Writer {
             begun: HashMap::new(),
             last: None,
             maps: HashMap::new(),
+            locations: CodeLocations::default(),
+            pending: None,
+            files: None,
         }
+    }
+
+    /// From now on writes calls that have not returned when a thread ends, and where [`Writer::show_pending`] asks for it.
+    pub(super) fn watch(&mut self, pending: Pending) {
+        self.pending = Some(pending);
+    }
+
+    /// Writes lines of each thread to a file of its own.
+    pub(super) fn separate(&mut self, files: ThreadFiles) {
+        self.files = Some(files);
     }
 
     /// Takes an event, and writes what is known by it.
     pub(crate) fn event(&mut self, event: Event) -> io::Result<()> {
+        if let Some(pending) = &mut self.pending {
+            pending.heard(&event);
+        }
         let before = self.begun.remove(&event.thread());
         match event.state() {
             State::Entered => {
@@ -95,8 +118,51 @@ impl Writer {
         }
     }
 
+    /// Looks at what threads wait in; writes what those were in that have ended. There must be no more events by now.
+    pub(super) fn look(&mut self) -> io::Result<()> {
+        let found = self.pending.as_mut().map(Pending::look).unwrap_or_default();
+        self.unfinished(found)
+    }
+
+    /// Writes what threads wait in.
+    pub(super) fn show_pending(&mut self) -> io::Result<()> {
+        let found = self.pending.as_mut().map(Pending::all).unwrap_or_default();
+        self.unfinished(found)
+    }
+
+    fn unfinished(&mut self, found: Vec<Unfinished>) -> io::Result<()> {
+        let Style { failed, successful, slower, json, .. } = self.style;
+        for Unfinished { call, since } in found {
+            let waited = self.clock.duration(clock::ticks().saturating_sub(since));
+            // A thread within a call of which there is an event already is shown by that.
+            if failed
+                || successful
+                || slower.is_some_and(|least| waited < least)
+                || self.begun.contains_key(&call.thread())
+            {
+                continue;
+            }
+            let time = self.clock.time(since);
+            if json {
+                serde_json::to_writer(&mut self.lines, &object(&call, &call, None, time))?;
+                self.lines.push(b'\n');
+                self.line_ends(call.thread())?;
+                continue;
+            }
+            self.prefix(&call, time, since)?;
+            let given: Vec<String> =
+                call.describe_given(self.style.verbose).into_iter().map(|argument| argument.text).collect();
+            let more = if given.len() < call.describe(false).len() && !given.is_empty() { "," } else { "" };
+            let space = if given.is_empty() { "" } else { " " };
+            writeln!(self.lines, "{}({}{more}{space}<unfinished ...>", call.name(), given.join(", "))?;
+            self.line_ends(call.thread())?;
+        }
+        Ok(())
+    }
+
     /// Writes what never returned, and what was lost.
     pub(crate) fn finish(&mut self, lost: u64) -> io::Result<()> {
+        self.show_pending()?;
         let mut left: Vec<Event> = self.begun.drain().map(|(_, event)| event).collect();
         left.sort_by_key(Event::start);
         for event in left {
@@ -113,10 +179,14 @@ impl Writer {
         if !self.style.end || self.style.json {
             return Ok(());
         }
-        match status.signal() {
-            Some(signal) => writeln!(self.lines, "{pid:>7} +++ killed by {} +++", signal_name(signal))?,
-            None => writeln!(self.lines, "{pid:>7} +++ exited with {} +++", status.code().unwrap_or(0))?,
+        if self.files.is_none() {
+            write!(self.lines, "{pid:>7} ")?;
         }
+        match status.signal() {
+            Some(signal) => writeln!(self.lines, "+++ killed by {} +++", signal_name(signal))?,
+            None => writeln!(self.lines, "+++ exited with {} +++", status.code().unwrap_or(0))?,
+        }
+        self.line_ends(u32::try_from(pid).unwrap_or(0))?;
         self.flush()
     }
 
@@ -140,23 +210,9 @@ impl Writer {
             let object = object(call, result, duration, time);
             serde_json::to_writer(&mut self.lines, &object)?;
             self.lines.push(b'\n');
-            return self.flush_if_large();
+            return self.line_ends(call.thread());
         }
-        write!(self.lines, "{:>7} ", call.thread())?;
-        match self.style.time {
-            0 => {}
-            1 | 2 => write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?,
-            _ => {
-                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                write!(self.lines, "{}.{:06} ", since.as_secs(), since.subsec_micros())?;
-            }
-        }
-        if self.style.relative {
-            // They are printed as they end: one that began earlier may come later.
-            let since = self.last.map_or(0, |last| call.start().saturating_sub(last));
-            write!(self.lines, "{:>12.6} ", self.clock.duration(since).as_secs_f64())?;
-            self.last = Some(call.start());
-        }
+        self.prefix(call, time, call.start())?;
         let arguments: Vec<String> =
             call.describe(self.style.verbose).into_iter().map(|argument| argument.text).collect();
         write!(self.lines, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
@@ -170,7 +226,33 @@ impl Writer {
         if self.style.stack {
             self.callers(call)?;
         }
-        self.flush_if_large()
+        self.line_ends(call.thread())
+    }
+
+    /// Writes what stands before a call: its thread, and times.
+    fn prefix(&mut self, call: &Event, time: SystemTime, start: u64) -> io::Result<()> {
+        if self.files.is_none() {
+            write!(self.lines, "{:>7} ", call.thread())?;
+        }
+        match self.style.time {
+            0 => {}
+            1 => write!(self.lines, "{} ", clock::time_of_day(time))?,
+            2 => {
+                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                write!(self.lines, "{}.{:06} ", clock::time_of_day(time), since.subsec_micros())?;
+            }
+            _ => {
+                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                write!(self.lines, "{}.{:06} ", since.as_secs(), since.subsec_micros())?;
+            }
+        }
+        if self.style.relative {
+            // They are printed as they end: one that began earlier may come later.
+            let since = self.last.map_or(0, |last| start.saturating_sub(last));
+            write!(self.lines, "{:>12.6} ", self.clock.duration(since).as_secs_f64())?;
+            self.last = Some(start);
+        }
+        Ok(())
     }
 
     fn callers(&mut self, call: &Event) -> io::Result<()> {
@@ -180,13 +262,22 @@ impl Writer {
             *maps = now;
         }
         for caller in call.callers().into_iter().filter(|caller| *caller != 0) {
-            writeln!(self.lines, "{:>7}  > {}", "", places::frame(maps, caller))?;
+            writeln!(self.lines, "{:>7}  > {}", "", self.locations.describe(maps, caller))?;
         }
         Ok(())
     }
 
-    fn flush_if_large(&mut self) -> io::Result<()> {
-        if self.lines.len() > ENOUGH { self.flush() } else { Ok(()) }
+    /// Has a thread's line written, now or with others.
+    fn line_ends(&mut self, thread: u32) -> io::Result<()> {
+        match &mut self.files {
+            Some(files) => {
+                let written = files.write(thread, &self.lines);
+                self.lines.clear();
+                written
+            }
+            None if self.lines.len() > ENOUGH => self.flush(),
+            None => Ok(()),
+        }
     }
 }
 

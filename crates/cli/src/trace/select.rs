@@ -71,7 +71,7 @@ impl Selection {
             ("status" | "st", "successful") => self.successful = true,
             ("status" | "st", "all") | ("abbrev" | "a", "all") | ("signal" | "s", "none") => {}
             ("abbrev" | "a", "none") | ("verbose" | "v", "all") => self.verbose = true,
-            ("decode-fds" | "fd", "path" | "all") => self.descriptors = true,
+            ("decode-fds" | "fd", "path") => self.descriptors = true,
             ("inject" | "fault", _) => {
                 return Err(anyhow::anyhow!("-e {setting}= is what rules are for")).context(
                     "write --policy FILE with `deny`, `return`, `delay`, `every`; or try `orrery faults`",
@@ -128,6 +128,7 @@ mod tests {
             ("trace=%nonsense", "groups are %file"),
             ("inject=open:error=EIO", "orrery faults"),
             ("read=3", "is not known here"),
+            ("decode-fds=all", "is not known here"),
         ] {
             let error = format!("{:#}", selection(expression).unwrap_err());
             assert!(error.contains(part), "{expression}: {error}");

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::scene::{build, exists, text};
+use crate::scene::{build, exists, is_superuser, text};
 
 fn attacker() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
@@ -148,6 +148,92 @@ os.execl('/bin/sh', 'sh', '-c', 'cat ' + os.path.realpath('..') + '/orig/file; e
     assert!(text(&enforced.stderr).contains("write("), "what is logged is told: {enforced:?}");
     let plain = stage.command(&[]).arg("--").args(program).output().unwrap();
     assert_eq!(text(&plain.stdout), text(&enforced.stdout), "{plain:?}");
+}
+
+/// Landlock allows only, so a denied program's directory is replaced by what else lay in it at the start.
+#[test]
+fn what_comes_after_the_start_beside_a_denied_program_is_told() {
+    let stage =
+        Stage::new("[[rule]]\ncall = ['execve', 'execveat']\npath = 'BASE/work/denied'\ndeny = 'EACCES'\n");
+    if !possible(&stage) {
+        return;
+    }
+    for name in ["denied", "before"] {
+        orrery_testing::copy_program("/bin/true", stage.base.join("work").join(name));
+    }
+    let output = stage.run(&[
+        "sh",
+        "-c",
+        "./before && echo ran; cp before after; ./after || echo refused; ./denied || echo denied",
+    ]);
+    assert_eq!(text(&output.stdout), "ran\nrefused\ndenied\n", "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("refused execve: the kernel executes what was there at the start"), "{told}");
+}
+
+/// Who binds every address binds each of them, and those of IPv4 by way of IPv6.
+#[test]
+fn every_address_is_each_of_them() {
+    let shown = text(&Command::new("hostname").arg("-I").output().unwrap().stdout);
+    let Some(own) = shown.split_whitespace().find(|address| !address.contains(':')) else {
+        return orrery_testing::skipped!("this machine has no address but the loopback address");
+    };
+    let stage = Stage::new(&format!("[[rule]]\ncall = 'bind'\naddress = '{own}:18997'\ndeny = 'EACCES'\n"));
+    if !possible(&stage) {
+        return;
+    }
+    let script = "import socket
+def attempt(family, *address):
+    try: socket.socket(family, socket.SOCK_STREAM).bind(address); return 'ok'
+    except OSError as error: return error.errno
+print(attempt(socket.AF_INET, '0.0.0.0', 18997), attempt(socket.AF_INET6, '::', 18997), attempt(socket.AF_INET6, '::ffff:0.0.0.0', 18997))
+print(attempt(socket.AF_INET, '0.0.0.0', 0), attempt(socket.AF_INET, '127.0.0.1', 18997))";
+    let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), "13 13 13\nok ok\n", "{output:?}");
+}
+
+/// The kernel starts what `core_pattern` names outside of every guard; so rules about anything are void where that can be written.
+#[test]
+fn settings_of_the_kernel_are_not_written_under_any_rules() {
+    if !is_superuser() {
+        return orrery_testing::skipped!("only the superuser changes settings");
+    }
+    for policy in [None, Some("[[rule]]\ncall = 'connect'\naddress = '*'\ndeny = 'EACCES'\n")] {
+        let stage = Stage::new("");
+        if let Some(policy) = policy {
+            fs::write(stage.base.join("policy.toml"), policy).unwrap();
+        }
+        if !possible(&stage) {
+            return;
+        }
+        let script = "import os
+now = open('/proc/sys/kernel/core_pattern').read()
+def attempt(path, flags):
+    try: os.write(os.open(path, flags), now.encode()); return 'written'
+    except OSError as error: return error.errno
+print(attempt('/proc/sys/kernel/core_pattern', os.O_WRONLY), attempt('/proc/sys/kernel/core_pattern', os.O_RDWR))
+print(attempt('/proc/self/root/proc/sys/kernel/core_pattern', os.O_WRONLY | os.O_TRUNC))
+print(attempt('/dev/null', os.O_WRONLY), attempt('mine', os.O_WRONLY | os.O_CREAT))";
+        let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+        assert_eq!(text(&output.stdout), "13 13\n13\nwritten written\n", "{policy:?}: {output:?}");
+    }
+}
+
+/// A path to what cannot be handed over could be exchanged until the kernel reads it.
+#[test]
+fn what_only_stands_for_a_pipe_is_not_opened_by_name() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    let script = "import os
+os.mkfifo('pipe')
+try: os.open('pipe', os.O_PATH); print('opened')
+except PermissionError: print('refused')
+os.close(os.open('.', os.O_PATH)); print('opened')";
+    let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), "refused\nopened\n", "{output:?}");
+    assert!(text(&output.stderr).contains("O_PATH needs a file that can be read"), "{output:?}");
 }
 
 /// What a service answers concerns nobody but the program; what rules are about is decided as ever.

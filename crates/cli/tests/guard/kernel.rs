@@ -9,7 +9,9 @@ fn scene(executable: &str) -> Option<Scene> {
     let program = attacker().to_str().unwrap();
     let scene = Scene::new(&format!("execute = [\"/usr\", \"{program}\"{executable}]\n"));
     scene.change(|policy| {
-        let policy = policy.replace("\"/proc/self\",", &format!("\"{program}\","));
+        let policy = policy
+            .replace("\"/proc/self\",", &format!("\"{program}\","))
+            .replace("\"/dev\",", "\"/dev/null\", \"/dev/zero\", \"/dev/urandom\", \"/dev/shm\",");
         format!("mediation = \"kernel\"\n{policy}")
     });
     let checked = scene.guard().arg("--check").output().unwrap();

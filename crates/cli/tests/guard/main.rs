@@ -4,8 +4,11 @@
 
 mod attacks;
 mod enforce;
+mod escape;
 mod hardship;
 mod kernel;
+mod learn;
+mod network;
 mod scene;
 
 use std::fs;
@@ -165,6 +168,44 @@ fn policies_with_errors_start_nothing() {
     assert_eq!(checked.status.code(), Some(125));
 }
 
+/// A file may have parts for several commands. Each honours what it knows, and starts nothing under what it does not.
+#[test]
+fn every_command_honours_a_policy_or_tells_where_it_does_not() {
+    let scene = Scene::ordinary();
+    let lists = [
+        "refusal = 'EPERM'",
+        "mediation = 'always'",
+        "capabilities = []",
+        "[files]\nread = ['/']",
+        "[network]\nconnect = ['*']",
+        "[calls]\ndeny = ['ptrace']",
+        "[limits]\nopen-files = 64",
+    ];
+    let rules = [
+        "[[rule]]\ncall = 'getppid'\nreturn = 1",
+        "[services]\nremember = ['user']",
+        "[[mount]]\nprefix = '/opt/x'\narchive = 'x.tar'",
+    ];
+    let commands: [(&[&str], &[&str]); 4] =
+        [(&["guard"], &rules), (&["run"], &lists), (&["run", "--enforce"], &lists), (&["trace"], &lists)];
+    for (command, unknown) in commands {
+        for part in unknown {
+            fs::write(&scene.policy, format!("# A comment.\n\n{part}\n")).unwrap();
+            let mut tried = Command::new(env!("CARGO_BIN_EXE_orrery"));
+            tried.args(command).arg("--policy").arg(&scene.policy).args(["--", "touch", "started"]);
+            let output = tried.current_dir(&scene.work).output().unwrap();
+            let said = text(&output.stderr);
+            assert!(
+                !output.status.success() && said.contains("policy.toml:3:"),
+                "{command:?} {part}: {output:?}"
+            );
+            let name = part.split(['\n', ' ']).next().unwrap();
+            assert!(said.contains(&format!("cannot honour {name}")), "{command:?} {part}: {said}");
+            assert!(!scene.work.join("started").exists(), "{command:?} {part}");
+        }
+    }
+}
+
 #[test]
 fn ends_and_signals_are_passed_on() {
     let scene = Scene::ordinary();
@@ -256,6 +297,36 @@ print(socket.recv_fds(b, 1, 1)[0], os.path.exists('own'))
     let mut received = [0; 8];
     assert_eq!(datagrams.recv(&mut received).unwrap(), 1);
     assert_eq!((datagrams.recv(&mut received).unwrap(), &received[..2]), (2, b"ab".as_slice()));
+}
+
+/// A socket is known by the path that it was bound to, as others find it there.
+#[test]
+fn sockets_have_the_names_that_they_were_given() {
+    let scene = Scene::ordinary();
+    scene.change(|policy| {
+        format!(
+            "{policy}\n[network]\nbind = [\"unix:{0}\"]\nconnect = [\"unix:{0}\"]\n",
+            scene.work.display()
+        )
+    });
+    scene.same(
+        "mkdir sub; ln -s sub link; umask 027; /usr/bin/python3 -S - <<'END'
+import os, socket
+from multiprocessing.managers import SyncManager
+here = os.getcwd()
+for path in (here + '/absolute', 'relative', 'sub/below', './dots', 'link/through', here + '/link/both', '/proc/self/cwd/magic'):
+    server = socket.socket(socket.AF_UNIX); server.bind(path); server.listen()
+    name = server.getsockname()
+    client = socket.socket(socket.AF_UNIX); client.connect(os.path.join(here, path))
+    known = path.startswith('/proc') or name == path and client.getpeername() == path
+    print(path.startswith('/') or path, known, oct(os.stat(path).st_mode))
+    try: socket.socket(socket.AF_UNIX).bind(path)
+    except OSError as error: print(error.errno)
+manager = SyncManager(address=here + '/manager'); manager.start()
+print(list(manager.list([1, 2]))); manager.shutdown()
+print(sorted(os.listdir('.')), sorted(os.listdir('sub')), os.getcwd() == here)
+END",
+    );
 }
 
 #[test]

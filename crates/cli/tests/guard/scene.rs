@@ -8,6 +8,19 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
+/// Who starts a guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum User {
+    /// Whoever runs the tests.
+    Current,
+    /// Somebody without rights, which only the superuser becomes.
+    Nobody,
+}
+
+impl User {
+    pub(crate) const ALL: [Self; 2] = [Self::Current, Self::Nobody];
+}
+
 /// A folder to work in, one with a secret, and a policy.
 pub(crate) struct Scene {
     _root: TempDir,
@@ -57,6 +70,39 @@ impl Scene {
 
     pub(crate) fn run(&self, program: &[&str]) -> Output {
         self.guard().arg("--").args(program).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What a program does under guard, started by this user; `None` where nobody can become that one.
+    pub(crate) fn run_as(
+        &self,
+        user: User,
+        options: &[&str],
+        program: &str,
+        arguments: &[String],
+    ) -> Option<Output> {
+        if user == User::Current {
+            let mut command = self.guard();
+            command.args(options).args(["--", program]).args(arguments).stdin(Stdio::null());
+            return Some(command.process_group(0).output().unwrap());
+        }
+        if !is_superuser() || !exists("setpriv") {
+            orrery_testing::skipped!("only the superuser becomes somebody without rights");
+            return None;
+        }
+        let open = |mode: &str, path: &Path| {
+            assert!(Command::new("chmod").arg(mode).arg(path).status().unwrap().success());
+        };
+        open("755", self.work.parent().unwrap());
+        open("777", &self.work);
+        open("755", Path::new(program).parent().unwrap());
+        // Others may not enter the checkout.
+        let public = orrery_testing::PublicDirectory::new();
+        let orrery = public.copy(env!("CARGO_BIN_EXE_orrery"));
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--"]);
+        command.arg(&orrery).args(["guard", "--policy"]).arg(&self.policy).args(options);
+        command.args(["--", program]).args(arguments).current_dir(&self.work).stdin(Stdio::null());
+        Some(command.process_group(0).output().unwrap())
     }
 
     /// The shell's output, without guard and with it, in folders of the same name and content.

@@ -13,9 +13,29 @@ fn command(house: &House, program: &str) -> Command {
     command
 }
 
+/// A configuration with the engine in it, and its policy.
+fn allow(house: &House, policy: &str) -> String {
+    let path = house.path("engine.cnf");
+    let module = tools().join("engines/orrery.so");
+    let text = format!(
+        "openssl_conf = start\n[start]\nengines = engines\n[engines]\norrery = orrery_engine\n[orrery_engine]\n\
+         engine_id = orrery\ndynamic_path = {}\nALLOW = {policy}\n",
+        module.display()
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
 /// `openssl` with the engine; what it prints, and whether it succeeded.
 fn openssl(house: &House, arguments: &[&str]) -> (bool, String) {
+    openssl_as(house, None, arguments)
+}
+
+fn openssl_as(house: &House, configuration: Option<&str>, arguments: &[&str]) -> (bool, String) {
     let mut command = command(house, "openssl");
+    if let Some(configuration) = configuration {
+        command.env("OPENSSL_CONF", configuration);
+    }
     let [first, rest @ ..] = arguments else { panic!("no command") };
     let output =
         command.arg(first).args(["-engine", "orrery"]).args(rest).stdin(Stdio::null()).output().unwrap();
@@ -37,7 +57,7 @@ fn older_programs_sign_and_decrypt_through_the_engine() {
     let Some(house) = House::new() else { return };
     let (data, signature, cipher) = (house.path("data"), house.path("signature"), house.path("cipher"));
     fs::write(&data, "some data").unwrap();
-    let pss = ["-sigopt", "rsa_padding_mode:pss"];
+    let pss = ["-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:digest"];
     for (kind, options) in [(Kind::Rsa, &[][..]), (Kind::Rsa, &pss), (Kind::P256, &[]), (Kind::P384, &[])] {
         let key = house.key(kind);
         let sign = ["-keyform", "engine", "-sign", &key.reference, "-out", &signature, &data];
@@ -47,12 +67,25 @@ fn older_programs_sign_and_decrypt_through_the_engine() {
         house.plain_openssl(&[&["dgst", "-sha256"], options, &verify].concat());
     }
     let key = house.key(Kind::Rsa);
-    for mode in ["rsa_padding_mode:pkcs1", "rsa_padding_mode:oaep"] {
+    // OpenSSL takes the padding of OAEP off by itself here.
+    for (mode, policy) in [("rsa_padding_mode:pkcs1", "decrypt"), ("rsa_padding_mode:oaep", "decrypt, raw")] {
         let encrypt = ["pkeyutl", "-encrypt", "-inkey", &key.private, "-in", &data, "-out", &cipher];
         house.plain_openssl(&[&encrypt[..], &["-pkeyopt", mode]].concat());
         let decrypt = ["pkeyutl", "-keyform", "engine", "-decrypt", "-inkey", &key.reference, "-in", &cipher];
-        let (good, text) = openssl(&house, &[&decrypt[..], &["-pkeyopt", mode]].concat());
+        let arguments = [&decrypt[..], &["-pkeyopt", mode]].concat();
+        let (good, text) = openssl(&house, &arguments);
+        assert!(!good && text.contains("ALLOW:decrypt"), "{mode}: {text}");
+        let (good, text) = openssl_as(&house, Some(&allow(&house, policy)), &arguments);
         assert!(good && text.contains("some data"), "{mode}: {text}");
+    }
+    // SHA-1 is refused, whichever way it is padded; and it is allowed by name.
+    for options in [&[][..], &pss] {
+        let sign = ["-keyform", "engine", "-sign", &key.reference, "-out", &signature, &data];
+        let arguments = [&["dgst", "-sha1"], options, &sign].concat();
+        let (good, text) = openssl(&house, &arguments);
+        assert!(!good && text.contains("ALLOW:"), "{options:?}: {text}");
+        let (good, text) = openssl_as(&house, Some(&allow(&house, "any-digest, raw")), &arguments);
+        assert!(good, "{options:?}: {text}");
     }
     // What it cannot do it says.
     let read = |file: &str| openssl(&house, &["pkey", "-inform", "engine", "-in", file, "-pubout"]);

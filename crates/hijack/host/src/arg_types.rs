@@ -3,7 +3,7 @@
 //! Most follows from an argument's type in the kernel: a `const struct` is read before the call, another one after it. What
 //! does not follow is written here.
 
-use orrery_hijack_image::capture::{ArgCapture, CAPTURES, RESULT, extent};
+use orrery_hijack_image::capture::{ArgCapture, CAPTURES, CONTROL, NAME, NO_ARGUMENT, RESULT, extent, when};
 use orrery_hijack_image::nr::CALLS;
 
 use crate::calls::{self, Argument, Signature};
@@ -21,6 +21,8 @@ const STRINGS: u16 = 160;
 const DESCRIPTORS: u16 = 96;
 /// How much of a list of structures.
 const LIST: u16 = 128;
+/// How much of a message's control data.
+const CONTROL_DATA: u16 = 64;
 /// The longest address of a socket is that of `AF_UNIX`.
 const ADDRESS: u16 = 110;
 
@@ -31,8 +33,12 @@ pub(crate) enum ArgType {
     Text,
     /// Bytes of a buffer; the number of the argument that says how many there are, where they are not the call's result.
     Bytes { of: Option<usize> },
+    /// A path that the call writes, with its zero.
+    Path,
     /// Strings, each with its zero.
     Strings,
+    /// The bytes of a message, which has an address and control data, too: see [`more`].
+    Message,
     /// The address of a socket.
     Address,
     /// One structure of a name.
@@ -66,32 +72,47 @@ pub(crate) struct ArgDecoder {
 pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
     let arguments = call.arguments.as_deref()?;
     let argument = arguments.get(index)?;
-    if !argument.kind.ends_with('*') {
+    let pointed = matches!((call.name, argument.name), ("fcntl", "arg") | ("prctl", "arg2"));
+    if !argument.kind.ends_with('*') && !pointed {
         return None;
     }
     let own = u8::try_from(index).ok()?;
-    let capture_of = |extent, by: usize, after: bool, size: usize, most: u16| ArgCapture {
+    let capture_of = |extent, by: usize, after: u8, size: usize, most: u16| ArgCapture {
         argument: own,
         extent,
-        by: u8::try_from(by).unwrap_or(0),
-        after: u8::from(after),
+        by: u8::try_from(by).unwrap_or(NO_ARGUMENT),
+        after,
         size: u16::try_from(size).unwrap_or(0),
         most,
     };
-    let before = |extent, by, size, most| capture_of(extent, by, false, size, most);
-    let after = |extent, by, size, most| capture_of(extent, by, true, size, most);
+    let before = |extent, by, size, most| capture_of(extent, by, when::BEFORE, size, most);
+    let after = |extent, by, size, most| capture_of(extent, by, when::SUCCEEDED, size, most);
+    let found = |extent, by, size, most| capture_of(extent, by, when::FOUND, size, most);
+    let given_or_not = |given: bool| if given { when::BEFORE } else { when::SUCCEEDED };
     let (next, constant) = (index + 1, argument.kind.starts_with("const "));
     let (capture, arg_type) = match (call.name, argument.name) {
-        ("read" | "pread64", "buf") | ("recvfrom", "ubuf") | ("getrandom", "ubuf") | ("getcwd", "buf") => {
-            (after(extent::RETURNED, 0, 1, BUFFER), ArgType::Bytes { of: None })
-        }
-        ("readlink" | "readlinkat", "buf") => {
-            (after(extent::RETURNED, 0, 1, PATH), ArgType::Bytes { of: None })
-        }
-        ("getxattr" | "lgetxattr" | "fgetxattr", "value")
-        | ("listxattr" | "llistxattr" | "flistxattr", "list")
+        ("read" | "pread64", "buf")
+        | ("recvfrom" | "getrandom", "ubuf")
+        | ("getxattr" | "lgetxattr" | "fgetxattr", "value")
+        | ("listxattr" | "llistxattr" | "flistxattr" | "listxattrat", "list")
         | ("mq_timedreceive", "u_msg_ptr") => {
-            (after(extent::RETURNED, 0, 1, BUFFER), ArgType::Bytes { of: None })
+            (after(extent::RETURNED, next, 1, BUFFER), ArgType::Bytes { of: None })
+        }
+        ("getcwd", "buf") => (after(extent::RETURNED, next, 1, PATH), ArgType::Path),
+        ("readlink" | "readlinkat", "buf") => {
+            (after(extent::RETURNED, next, 1, PATH), ArgType::Bytes { of: None })
+        }
+        ("fcntl", "arg") => {
+            let size = structures::named("flock")?.size;
+            (before(extent::ONE, 0, size, u16::try_from(size).ok()?), ArgType::Structure("flock"))
+        }
+        // The name of a thread, of 16 bytes; for other options, it is no pointer, or is not shown.
+        ("prctl", "arg2") => (before(extent::STRING, 0, 1, 16), ArgType::Text),
+        ("sched_getaffinity", "user_mask_ptr") => {
+            (after(extent::RETURNED, 1, 1, DESCRIPTORS), ArgType::Descriptors)
+        }
+        ("sched_setaffinity", "user_mask_ptr") => {
+            (before(extent::COUNTED, 1, 1, DESCRIPTORS), ArgType::Descriptors)
         }
         ("write" | "pwrite64", "buf")
         | ("sendto", "buff")
@@ -106,8 +127,8 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
         ("writev" | "pwritev" | "pwritev2", "vec") => {
             (before(extent::BUFFERS, next, 0, BUFFER), ArgType::Bytes { of: None })
         }
-        ("sendmsg", "msg") => (before(extent::MESSAGE, 0, 0, BUFFER), ArgType::Bytes { of: None }),
-        ("recvmsg", "msg") => (after(extent::MESSAGE, 0, 0, BUFFER), ArgType::Bytes { of: None }),
+        ("sendmsg", "msg") => (before(extent::MESSAGE, 0, 0, BUFFER), ArgType::Message),
+        ("recvmsg", "msg") => (after(extent::MESSAGE, 0, 0, BUFFER), ArgType::Message),
         ("connect" | "bind" | "sendto", "uservaddr" | "umyaddr" | "addr") => {
             (before(extent::COUNTED, next, 1, ADDRESS), ArgType::Address)
         }
@@ -130,7 +151,16 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
         ("getresuid" | "getresgid" | "getcpu", _) if !argument.kind.contains("struct") => {
             (after(extent::ONE, 0, 4, 4), ArgType::Integers(4))
         }
-        ("wait4", "stat_addr") => (after(extent::ONE, 0, 4, 4), ArgType::Status),
+        // Nothing is written for who has not ended.
+        ("wait4", "stat_addr") => (found(extent::ONE, 0, 4, 4), ArgType::Status),
+        ("wait4", "ru") => {
+            let size = structures::named("rusage")?.size;
+            (found(extent::ONE, 0, size, u16::try_from(size).ok()?), ArgType::Structure("rusage"))
+        }
+        // What is left is written where there is some.
+        ("nanosleep" | "clock_nanosleep", "rmtp") => {
+            (capture_of(extent::ONE, 0, when::INTERRUPTED, 16, 16), ArgType::Structure("__kernel_timespec"))
+        }
         ("waitid", "infop") | ("rt_sigtimedwait", "uinfo") => {
             (after(extent::ONE, 0, 32, 32), ArgType::Signal)
         }
@@ -143,7 +173,7 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
         }
         ("poll" | "ppoll", "ufds") => (after(extent::COUNTED, 1, 8, LIST), ArgType::Structures("pollfd")),
         ("epoll_wait" | "epoll_pwait" | "epoll_pwait2", "events") => {
-            (after(extent::RETURNED, 0, 12, 120), ArgType::Structures("epoll_event"))
+            (after(extent::RETURNED, next, 12, 120), ArgType::Structures("epoll_event"))
         }
         ("semop" | "semtimedop", "tsops") => {
             (before(extent::COUNTED, next, 6, LIST), ArgType::Structures("sembuf"))
@@ -155,11 +185,13 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
         ("recvmmsg" | "sendmmsg", "mmsg") | ("process_vm_readv" | "process_vm_writev" | "vmsplice", _) => {
             return None;
         }
-        _ if argument.is_path() => (before(extent::STRING, 0, 1, PATH), ArgType::Text),
+        // Beside a path of full length, and the file system's type.
+        ("mount", "dev_name") => (before(extent::STRING, 0, 1, STRING), ArgType::Text),
+        _ if call.is_path(argument) => (before(extent::STRING, 0, 1, PATH), ArgType::Text),
         _ if is_string(argument) => (before(extent::STRING, 0, 1, STRING), ArgType::Text),
         _ if argument.kind.trim_start_matches("const ") == "sigset_t *" => {
             let given = constant || !["oset", "uset"].contains(&argument.name);
-            (capture_of(extent::ONE, 0, !given, 8, 8), ArgType::Signals)
+            (capture_of(extent::ONE, 0, given_or_not(given), 8, 8), ArgType::Signals)
         }
         _ => {
             let name = structure_of(argument.kind)?;
@@ -167,7 +199,7 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
             // What is longer than an entry has room for is cut off.
             let most = u16::try_from(size).unwrap_or(u16::MAX);
             let given = constant || is_given(call.name, argument.name);
-            (capture_of(extent::ONE, 0, !given, size, most), ArgType::Structure(name))
+            (capture_of(extent::ONE, 0, given_or_not(given), size, most), ArgType::Structure(name))
         }
     };
     Some(ArgDecoder { capture, arg_type })
@@ -184,7 +216,7 @@ fn structure_of(kind: &'static str) -> Option<&'static str> {
 
 /// Strings that are no paths.
 fn is_string(argument: &Argument) -> bool {
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 10] = [
         "name",
         "_type",
         "_description",
@@ -193,12 +225,8 @@ fn is_string(argument: &Argument) -> bool {
         "u_name",
         "_fs_name",
         "_key",
-        "special",
         "type",
-        "from_pathname",
-        "to_pathname",
         "oldname",
-        "dev_name",
     ];
     matches!(argument.kind, "const char *" | "char *") && NAMES.contains(&argument.name)
 }
@@ -230,6 +258,35 @@ fn is_given(call: &str, argument: &str) -> bool {
     )
 }
 
+/// What is captured beside what the arguments' own [`decoders`] say.
+fn more(call: &Signature) -> Vec<ArgCapture> {
+    let of_message = |argument: u8, extent: u8, after: u8, most: u16| ArgCapture {
+        argument,
+        extent,
+        by: 1,
+        after,
+        size: 1,
+        most,
+    };
+    let parts = |after: u8| {
+        vec![
+            of_message(NAME, extent::NAME, after, ADDRESS),
+            of_message(CONTROL, extent::CONTROL, after, CONTROL_DATA),
+        ]
+    };
+    match call.name {
+        "sendmsg" => parts(when::BEFORE),
+        "recvmsg" => parts(when::SUCCEEDED),
+        // F_GETLK writes what it has found, PR_GET_NAME the name.
+        "fcntl" | "prctl" => {
+            let index = if call.name == "fcntl" { 2 } else { 1 };
+            let given = decoders(call, index).map(|decoder| decoder.capture);
+            given.into_iter().map(|capture| ArgCapture { after: when::SUCCEEDED, ..capture }).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// How much of each call is reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Detail {
@@ -245,7 +302,8 @@ impl Detail {
 
     /// Returns what to capture for a decoder.
     fn capture(self, decoder: ArgDecoder) -> ArgCapture {
-        let adjustable = decoder.capture.most == BUFFER && matches!(decoder.arg_type, ArgType::Bytes { .. });
+        let adjustable = decoder.capture.most == BUFFER
+            && matches!(decoder.arg_type, ArgType::Bytes { .. } | ArgType::Message);
         let buffers = self.buffers.filter(|_| adjustable).map(|buffers| buffers.min(Self::MOST));
         ArgCapture { most: buffers.unwrap_or(decoder.capture.most), ..decoder.capture }
     }
@@ -281,7 +339,7 @@ fn descriptors(call: &Signature) -> Vec<ArgCapture> {
         argument,
         extent: extent::DESCRIPTOR,
         by: 0,
-        after: u8::from(after),
+        after: if after { when::SUCCEEDED } else { when::BEFORE },
         size: 1,
         most: PATH,
     };
@@ -301,9 +359,9 @@ pub(crate) fn captures(detail: Detail) -> [[ArgCapture; CAPTURES]; CALLS + 1] {
             let decoders =
                 (0..call.arguments.as_ref().map_or(0, Vec::len)).filter_map(|index| decoders(call, index));
             let descriptors = if detail.descriptors { descriptors(call) } else { Vec::new() };
-            for (place, capture) in
-                places.iter_mut().zip(decoders.map(|decoder| detail.capture(decoder)).chain(descriptors))
-            {
+            let captures =
+                decoders.map(|decoder| detail.capture(decoder)).chain(more(call)).chain(descriptors);
+            for (place, capture) in places.iter_mut().zip(captures) {
                 *place = capture;
             }
         }
@@ -337,7 +395,7 @@ mod tests {
             ("clone3", "uargs"),
             ("sigaltstack", "uss"),
         ] {
-            assert_eq!(of(call, argument).capture.after, 0, "{call} {argument}");
+            assert_eq!(of(call, argument).capture.after, when::BEFORE, "{call} {argument}");
         }
         for (call, argument) in [
             ("rt_sigaction", "oact"),
@@ -350,7 +408,7 @@ mod tests {
             ("wait4", "stat_addr"),
             ("uname", "name"),
         ] {
-            assert_eq!(of(call, argument).capture.after, 1, "{call} {argument}");
+            assert_ne!(of(call, argument).capture.after, when::BEFORE, "{call} {argument}");
         }
     }
 
@@ -387,10 +445,15 @@ mod tests {
         for call in calls::all() {
             let arguments = call.arguments.as_ref().map_or(0, Vec::len);
             let all: Vec<_> = (0..arguments).filter_map(|index| decoders(call, index)).collect();
-            assert!(all.len() + descriptors(call).len() <= CAPTURES, "{}", call.name);
-            let most: usize = all.iter().map(|decoder| usize::from(decoder.capture.most)).sum();
+            assert!(all.len() + more(call).len() + descriptors(call).len() <= CAPTURES, "{}", call.name);
+            let captures = all.iter().map(|decoder| decoder.capture).chain(more(call));
+            let most: usize = captures.map(|capture| usize::from(capture.most)).sum();
             // The last of the system's names are cut off, and what a long path leaves no room for.
-            assert!(most <= DATA || ["uname", "statx"].contains(&call.name), "{}: {most}", call.name);
+            assert!(
+                most <= DATA || ["uname", "statx", "statmount"].contains(&call.name),
+                "{}: {most}",
+                call.name
+            );
             assert!(all.iter().all(|decoder| usize::from(decoder.capture.argument) < arguments));
         }
     }

@@ -1,7 +1,7 @@
 //! What is known of system calls: names, arguments, which of these are paths, descriptors, buffers.
 //!
-//! The table comes from the kernel itself (tracefs; `calls/generate` makes it), the meaning of an argument from its type
-//! and name there.
+//! The table comes from the kernel itself (tracefs; `calls/generate` makes it) and, for calls that the kernel does not describe,
+//! from `calls/by-hand`; the meaning of an argument from its type and name there.
 
 mod groups;
 
@@ -77,20 +77,9 @@ fn argument(text: &'static str) -> Option<Argument> {
 }
 
 impl Argument {
-    /// Whether it is a path that the call looks up.
-    pub fn is_path(&self) -> bool {
-        const NAMES: [&str; 9] = [
-            "filename",
-            "pathname",
-            "path",
-            "oldname",
-            "newname",
-            "dir_name",
-            "new_root",
-            "put_old",
-            "specialfile",
-        ];
-        matches!(self.kind, "const char *" | "char *") && NAMES.contains(&self.name)
+    /// Whether it is a string, or a buffer of bytes that the kernel calls characters.
+    fn is_text(&self) -> bool {
+        matches!(self.kind, "const char *" | "char *")
     }
 
     /// Whether it is a descriptor.
@@ -108,7 +97,43 @@ impl Argument {
     }
 }
 
+/// Names of arguments that are paths, whatever the call.
+const PATHS: [&str; 12] = [
+    "dir_name",
+    "filename",
+    "from_pathname",
+    "library",
+    "new_root",
+    "newname",
+    "oldname",
+    "path",
+    "pathname",
+    "put_old",
+    "specialfile",
+    "to_pathname",
+];
+/// Arguments that are paths though their names mean something else elsewhere.
+const ALSO_PATHS: [(&str, &str); 5] = [
+    ("acct", "name"),
+    ("mount", "dev_name"),
+    ("name_to_handle_at", "name"),
+    ("quotactl", "special"),
+    ("umount2", "name"),
+];
+
 impl Signature {
+    /// Whether an argument is a path that the call looks up. The content of a symbolic link is none.
+    pub fn is_path(&self, argument: &Argument) -> bool {
+        let content = self.name.starts_with("symlink") && argument.name == "oldname";
+        let named = PATHS.contains(&argument.name) || ALSO_PATHS.contains(&(self.name, argument.name));
+        argument.is_text() && named && !content
+    }
+
+    /// Whether it takes the address of a socket, which may be a path.
+    pub fn takes_address(&self) -> bool {
+        self.shape().address != NO_ARGUMENT
+    }
+
     /// Whether it transfers bytes, as many as it is asked for or fewer.
     pub fn transfers(&self) -> bool {
         let shape = self.shape();
@@ -120,11 +145,7 @@ impl Signature {
         let mut shape = Shape::NONE;
         let arguments = self.arguments.as_deref().unwrap_or_default();
         let index = |index: usize| u8::try_from(index).unwrap_or(NO_ARGUMENT);
-        let content = self.name.starts_with("symlink");
-        let paths = arguments
-            .iter()
-            .enumerate()
-            .filter(|(_, argument)| argument.is_path() && !(content && argument.name == "oldname"));
+        let paths = arguments.iter().enumerate().filter(|(_, argument)| self.is_path(argument));
         for (place, (at, _)) in (0..2).zip(paths) {
             shape.path[place] = index(at);
             let before = at.checked_sub(1).and_then(|before| arguments.get(before));
@@ -150,11 +171,18 @@ impl Signature {
             "readv" | "writev" | "preadv" | "pwritev" | "preadv2" | "pwritev2" => {
                 (NO_ARGUMENT, 1, NO_ARGUMENT)
             }
-            "connect" | "bind" => (NO_ARGUMENT, NO_ARGUMENT, 1),
+            // Those of messages are in their headers.
+            "connect" | "bind" | "sendmsg" | "sendmmsg" => (NO_ARGUMENT, NO_ARGUMENT, 1),
             _ => (NO_ARGUMENT, NO_ARGUMENT, NO_ARGUMENT),
         };
         shape
     }
+}
+
+/// Numbers that no known call has, for which a table has room; the last stands for all that are larger.
+pub(crate) fn unknown() -> Vec<u32> {
+    let all = u32::try_from(CALLS).unwrap_or(u32::MAX);
+    (0..=all).filter(|number| numbered(*number).is_none()).collect()
 }
 
 /// The shapes of all calls, by number; the last is that of unknown ones.
@@ -182,6 +210,76 @@ mod tests {
         for call in Sysno::iter() {
             let number = u32::try_from(call.id()).unwrap();
             assert_eq!(numbered(number).map(|signature| signature.name), Some(call.name()), "{number}");
+        }
+    }
+
+    #[test]
+    fn every_call_of_the_table_is_described() {
+        let not: Vec<_> =
+            all().iter().filter(|call| call.arguments.is_none()).map(|call| call.name).collect();
+        assert_eq!(not, [""; 0], "describe them in calls/by-hand, and run calls/generate");
+    }
+
+    /// Strings and buffers that are no paths: a call that is new in the table has to say here, or in [`PATHS`], what its are.
+    const NO_PATHS: [&str; 21] = [
+        "buf",
+        "buff",
+        "cmdline_ptr",
+        "list",
+        "name",
+        "name_user",
+        "optval",
+        "shmaddr",
+        "special",
+        "type",
+        "u_msg_ptr",
+        "u_name",
+        "uargs",
+        "ubuf",
+        "uname",
+        "value",
+        "_callout_info",
+        "_description",
+        "_fs_name",
+        "_key",
+        "_type",
+    ];
+
+    #[test]
+    fn every_string_is_a_path_or_known_to_be_none() {
+        for call in all() {
+            for argument in call.arguments.iter().flatten().filter(|argument| argument.is_text()) {
+                let content = call.name.starts_with("symlink") && argument.name == "oldname";
+                let known = content || NO_PATHS.contains(&argument.name);
+                assert!(call.is_path(argument) || known, "{}: what is {}?", call.name, argument.name);
+            }
+        }
+    }
+
+    /// Has the kernel say whether it knows a call, in a process of its own: it may be anything.
+    fn kernel_knows(number: u32) -> bool {
+        // SAFETY: the child makes two system calls and ends; arguments that are no addresses, descriptors or sizes change nothing.
+        unsafe {
+            let child = libc::fork();
+            assert!(child >= 0);
+            if child == 0 {
+                let result = libc::syscall(i64::from(number), -1, -1, -1, -1, -1, -1);
+                let missing = result == -1 && *libc::__errno_location() == libc::ENOSYS;
+                libc::_exit(i32::from(!missing));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            !(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0)
+        }
+    }
+
+    #[test]
+    fn the_running_kernel_knows_no_call_that_the_table_does_not_describe() {
+        /// Numbers that begin a second table, of calls for the x32 interface.
+        const X32: std::ops::Range<u32> = 512..548;
+        let last = all().last().unwrap().number;
+        for number in (0..last + 200).filter(|number| numbered(*number).is_none() && !X32.contains(number)) {
+            assert!(!kernel_knows(number), "describe call {number} in calls/by-hand, and run calls/generate");
         }
     }
 
@@ -223,6 +321,21 @@ mod tests {
             "readlink",
             "faccessat2",
             "mount",
+            "acct",
+            "umount2",
+            "quotactl",
+            "name_to_handle_at",
+            "move_mount",
+            "swapon",
+            "uselib",
+            "fchmodat2",
+            "setxattrat",
+            "getxattrat",
+            "listxattrat",
+            "removexattrat",
+            "open_tree_attr",
+            "file_getattr",
+            "file_setattr",
         ] {
             assert_ne!(shape(name).path[0], NO_ARGUMENT, "{name}");
         }

@@ -1,5 +1,7 @@
-//! Names of constants, from the headers (`calls/constants`).
+//! Names of constants: for each argument or member those that it can be made of (`calls/sets`), with their values from the headers
+//! (`calls/constants`).
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 static CONSTANTS: &str = include_str!("../calls/constants");
@@ -7,18 +9,32 @@ static CONSTANTS: &str = include_str!("../calls/constants");
 /// What a number is named after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// Any number of the constants that begin so, at a time.
-    Flags(&'static [&'static str]),
-    /// One of these.
-    One(&'static [&'static str]),
+    /// The constants of a set.
+    Of(&'static str),
     /// A signal.
     Signal,
+    /// Flags of `clone`, with the signal that its child ends with in the lowest byte.
+    Clone,
     /// Permissions.
     Permissions,
     /// A file's type, and permissions.
     FileMode,
     /// What a signal handler is.
     Handler,
+    /// A limit of a resource, where all ones are called so.
+    Limit(&'static str),
+    /// Flags of IPC objects, with permissions.
+    Ipc(&'static str),
+    /// A time slot for real-time or a key that is made for each: `IPC_PRIVATE` where it is zero.
+    Key,
+    /// A user or group, of which the largest number is none.
+    Id,
+    /// A device.
+    Device,
+    /// A number, in hexadecimal digits if it is not zero.
+    Hexadecimal,
+    /// A number without sign.
+    Unsigned,
 }
 
 impl Names {
@@ -26,9 +42,9 @@ impl Names {
     pub(crate) fn of(self, value: u64) -> String {
         let narrow = value & 0xffff_ffff;
         match self {
-            Names::Flags(prefixes) => flags(value, prefixes),
-            Names::One(prefixes) => one(narrow, prefixes),
+            Names::Of(name) => set(name).map_or_else(|| signed(value), |set| set.words(value)),
             Names::Signal => signal(narrow),
+            Names::Clone => clone_flags(narrow),
             Names::Permissions => permissions(narrow),
             Names::FileMode => file_mode(narrow),
             Names::Handler => match value {
@@ -36,53 +52,127 @@ impl Names {
                 1 => "SIG_IGN".to_owned(),
                 _ => format!("{value:#x}"),
             },
+            Names::Limit(none) => limit(value, none),
+            Names::Ipc(name) => {
+                let flags = Names::Of(name).of(narrow & !0o777);
+                let permissions = permissions(narrow & 0o777);
+                if narrow & !0o777 == 0 { permissions } else { format!("{flags}|{permissions}") }
+            }
+            Names::Key if narrow == 0 => "IPC_PRIVATE".to_owned(),
+            Names::Key => format!("{narrow:#x}"),
+            Names::Id => signed(narrow),
+            Names::Device => device(value),
+            Names::Hexadecimal if value == 0 => "0".to_owned(),
+            Names::Hexadecimal => format!("{value:#x}"),
+            Names::Unsigned => value.to_string(),
         }
     }
 }
 
-/// All constants, by name.
-fn constants() -> &'static [(&'static str, u64)] {
-    static ALL: OnceLock<Vec<(&'static str, u64)>> = OnceLock::new();
+/// Constants that an argument can be made of.
+struct Set {
+    /// The bits in which a value is one of them; each of the others may be set or not.
+    mask: u64,
+    /// In the order in which they are printed; of several with one value, the first.
+    constants: Vec<(&'static str, u64)>,
+}
+
+/// The set of a name.
+fn set(name: &str) -> Option<&'static Set> {
+    static ALL: OnceLock<HashMap<&'static str, Set>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let lines = CONSTANTS.lines().filter(|line| !line.starts_with('#'));
-        let mut all: Vec<_> = lines
-            .filter_map(|line| line.split_once('\t'))
-            .filter_map(|(name, value)| Some((name, value.parse::<i64>().ok()?.cast_unsigned())))
-            .collect();
-        all.sort_unstable();
+        let mut all: HashMap<&'static str, Set> = HashMap::new();
+        let mut last = "";
+        for line in CONSTANTS.lines().filter(|line| !line.starts_with('#')) {
+            let Some((name, value)) = line.split_once('\t') else { continue };
+            let Ok(value) = u64::from_str_radix(value, 16) else { continue };
+            match name.strip_prefix(':') {
+                Some(name) => {
+                    last = name;
+                    all.insert(name, Set { mask: value, constants: Vec::new() });
+                }
+                None => {
+                    if let Some(set) = all.get_mut(last) {
+                        set.constants.push((name, value));
+                    }
+                }
+            }
+        }
         all
     })
+    .get(name)
 }
 
-/// The value of a constant.
-pub(crate) fn value(name: &str) -> Option<u64> {
-    let all = constants();
-    let place = all.binary_search_by_key(&name, |(name, _)| name).ok()?;
-    all.get(place).map(|(_, value)| *value)
+/// The value of a constant of a set.
+pub(crate) fn value(of: &str, name: &str) -> Option<u64> {
+    set(of)?.constants.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
 }
 
-fn candidates(prefixes: &'static [&'static str]) -> impl Iterator<Item = (&'static str, u64)> {
-    prefixes.iter().flat_map(|prefix| {
-        let all = constants();
-        let start = all.partition_point(|(name, _)| name < prefix);
-        all.iter().skip(start).copied().take_while(move |(name, _)| name.starts_with(prefix))
-    })
+/// The names of a set, with their values.
+#[cfg(test)]
+pub(crate) fn constants_of(name: &str) -> Option<&'static [(&'static str, u64)]> {
+    set(name).map(|set| set.constants.as_slice())
 }
 
-fn one(value: u64, prefixes: &'static [&'static str]) -> String {
-    // Of several names for a value, the shortest is the usual one.
-    let found = candidates(prefixes)
-        .filter(|(_, known)| known & 0xffff_ffff == value)
-        .min_by_key(|(name, _)| name.len());
-    found.map_or_else(|| signed(value), |(name, _)| name.to_owned())
+impl Set {
+    /// The value in words. The kernel reads an `int` of most; some flags have 64 bits.
+    fn words(&self, value: u64) -> String {
+        const WIDE: std::ops::Range<u64> = 1 << 32..1 << 63;
+        let wide = self.constants.iter().any(|(_, value)| WIDE.contains(value));
+        let value = if wide { value } else { value & 0xffff_ffff };
+        let narrow = |known: u64| if wide { known } else { known & 0xffff_ffff };
+        if self.mask == u64::MAX {
+            return self.named(value, narrow).map_or_else(|| signed(value), str::to_owned);
+        }
+        let (one, mut rest) = (value & self.mask, value & !self.mask);
+        let mut text = match self.named(one, narrow) {
+            // What is none of the constants is a number, but nothing is where there are flags only.
+            Some(name) if self.mask != 0 || value == 0 => name.to_owned(),
+            None if one != 0 => format!("{one:#x}"),
+            _ => String::new(),
+        };
+        for (name, bits) in self.constants.iter().filter(|(_, bits)| *bits != 0 && bits & self.mask == 0) {
+            let bits = narrow(*bits);
+            if rest & bits == bits {
+                rest &= !bits;
+                text = join(text, name);
+            }
+        }
+        match rest {
+            0 if text.is_empty() => "0".to_owned(),
+            0 => text,
+            rest => join(text, &format!("{rest:#x}")),
+        }
+    }
+
+    /// The constant of this value, among those that are one of several.
+    fn named(&self, value: u64, narrow: impl Fn(u64) -> u64) -> Option<&'static str> {
+        let one = |known: u64| known & !self.mask == 0 || self.mask == 0;
+        self.constants.iter().find(|(_, known)| one(*known) && narrow(*known) == value).map(|(name, _)| *name)
+    }
+}
+
+/// `RLIM_INFINITY`, or `8192*1024`.
+fn limit(value: u64, none: &'static str) -> String {
+    match value {
+        u64::MAX => none.to_owned(),
+        value if value > 1024 && value.is_multiple_of(1024) => format!("{}*1024", value / 1024),
+        value => value.to_string(),
+    }
+}
+
+/// `makedev(0x1, 0x3)`, as programs have it.
+fn device(value: u64) -> String {
+    let (major, minor) = (libc::major(value), libc::minor(value));
+    format!("makedev({major:#x}, {minor:#x})")
 }
 
 /// `SIGTERM`; real-time signals, from 32 on, as `SIGRTMIN` and `SIGRT_1`.
 fn signal(value: u64) -> String {
     const FIRST_REAL_TIME: u64 = 32;
-    let found = candidates(&["SIG"]).find(|(name, known)| *known == value && !name.starts_with("SIG_"));
+    let found = set("signal").and_then(|set| set.named(value, |known| known));
     match found {
-        Some((name, _)) => name.to_owned(),
+        Some(name) => name.to_owned(),
         None if value == FIRST_REAL_TIME => "SIGRTMIN".to_owned(),
         None if (FIRST_REAL_TIME..=64).contains(&value) => format!("SIGRT_{}", value - FIRST_REAL_TIME),
         None => signed(value),
@@ -98,48 +188,11 @@ pub(crate) fn signals(set: u64) -> String {
     format!("{sign}[{}]", names.join(" "))
 }
 
-fn flags(value: u64, prefixes: &'static [&'static str]) -> String {
-    let value = value & 0xffff_ffff;
-    let low = match prefixes {
-        // These begin with a number.
-        ["O_"] => 3,
-        ["SOCK_"] => 0xf,
-        ["MAP_"] => 3,
-        ["FUTEX_"] => 0x7f,
-        ["CLONE_"] => return clone_flags(value),
-        _ => 0,
-    };
-    let mut text = if low != 0 { one(value & low, prefixes) } else { String::new() };
-    let mut rest = value & !low;
-    let mut names: Vec<_> = candidates(prefixes).filter(|(_, bits)| *bits != 0 && bits & low == 0).collect();
-    // What is made of several comes before its parts.
-    names.sort_by_key(|(name, bits)| (std::cmp::Reverse(bits.count_ones()), name.len()));
-    for (name, bits) in names {
-        if rest & bits == bits {
-            rest &= !bits;
-            text = join(text, name);
-        }
-    }
-    if rest != 0 || text.is_empty() {
-        text = join(text, &if rest == 0 { "0".to_owned() } else { format!("{rest:#x}") });
-    }
-    text
-}
-
 /// Flags, and in the lowest byte the signal at the child's end.
 fn clone_flags(value: u64) -> String {
     const SIGNAL: u64 = 0xff;
-    let names = candidates(&["CLONE_"]).filter(|(_, bits)| bits & SIGNAL == 0 && value & bits == *bits);
-    let mut known = 0;
-    let mut text = String::new();
-    for (name, bits) in names.filter(|(_, bits)| bits.count_ones() == 1) {
-        known |= bits;
-        text = join(text, name);
-    }
-    let rest = value & !known & !SIGNAL;
-    if rest != 0 {
-        text = join(text, &format!("{rest:#x}"));
-    }
+    let flags = value & !SIGNAL;
+    let text = if flags == 0 { String::new() } else { Names::Of("clone.flags").of(flags) };
     match value & SIGNAL {
         0 if text.is_empty() => "0".to_owned(),
         0 => text,
@@ -185,17 +238,27 @@ pub(crate) fn signed(value: u64) -> String {
 mod tests {
     use super::*;
 
+    fn of(name: &'static str, value: u64) -> String {
+        Names::Of(name).of(value)
+    }
+
     #[test]
     fn flags_have_names() {
-        assert_eq!(flags(0o2_000_000, &["O_"]), "O_RDONLY|O_CLOEXEC");
-        assert_eq!(flags(0o1101, &["O_"]), "O_WRONLY|O_CREAT|O_TRUNC");
-        assert_eq!(flags(0, &["PROT_"]), "0");
-        assert_eq!(flags(3, &["PROT_"]), "PROT_READ|PROT_WRITE");
-        assert_eq!(flags(0x22, &["MAP_"]), "MAP_PRIVATE|MAP_ANONYMOUS");
-        assert_eq!(flags(0x80801, &["SOCK_"]), "SOCK_STREAM|SOCK_CLOEXEC|SOCK_NONBLOCK");
-        assert_eq!(flags(1 << 31, &["GRND_"]), "0x80000000");
-        assert_eq!(flags(0x0120_0011, &["CLONE_"]), "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD");
-        assert_eq!(flags(5, &["R_OK", "W_OK", "X_OK"]), "R_OK|X_OK");
+        assert_eq!(of("open.flags", 0o2_000_000), "O_RDONLY|O_CLOEXEC");
+        assert_eq!(of("open.flags", 0o1101), "O_WRONLY|O_CREAT|O_TRUNC");
+        assert_eq!(of("open.flags", 0o20_200_002), "O_RDWR|O_TMPFILE");
+        assert_eq!(of("prot", 0), "PROT_NONE");
+        assert_eq!(of("prot", 3), "PROT_READ|PROT_WRITE");
+        assert_eq!(of("mmap.flags", 0x22), "MAP_PRIVATE|MAP_ANONYMOUS");
+        assert_eq!(of("sock.type", 0x80801), "SOCK_STREAM|SOCK_CLOEXEC|SOCK_NONBLOCK");
+        assert_eq!(of("getrandom.flags", 1 << 31), "0x80000000");
+        assert_eq!(of("access.mode", 0), "F_OK");
+        assert_eq!(of("access.mode", 5), "R_OK|X_OK");
+        assert_eq!(of("mount.flags", 6), "MS_NOSUID|MS_NODEV");
+        assert_eq!(of("statx.mask", 0x7ff), "STATX_BASIC_STATS");
+        assert_eq!(of("clone3.flags", 1 << 33 | 0x100), "CLONE_VM|CLONE_INTO_CGROUP");
+        assert_eq!(Names::Clone.of(0x0120_0011), "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD");
+        assert_eq!(Names::Ipc("ipc.flags").of(0o1600), "IPC_CREAT|0600");
     }
 
     #[test]
@@ -203,12 +266,33 @@ mod tests {
         assert_eq!(signal(15), "SIGTERM");
         assert_eq!(signal(0), "0");
         assert_eq!(signal(34), "SIGRT_2");
-        assert_eq!(one(2, &["AF_"]), "AF_INET");
-        assert_eq!(one(1, &["CLOCK_"]), "CLOCK_MONOTONIC");
-        assert_eq!(one(2, &["SIG_"]), "SIG_SETMASK");
-        assert_eq!(one(21505, &["TC", "TIOC"]), "TCGETS");
-        assert_eq!(one(9999, &["AF_"]), "9999");
-        assert_eq!(value("O_CREAT"), Some(0o100));
+        assert_eq!(of("socket.family", 2), "AF_INET");
+        assert_eq!(of("socket.family", 9999), "9999");
+        assert_eq!(of("clock", 1), "CLOCK_MONOTONIC");
+        assert_eq!(of("sigprocmask.how", 2), "SIG_SETMASK");
+        assert_eq!(of("ioctl.cmd", 21505), "TCGETS");
+        assert_eq!(of("rusage.who", u64::MAX), "RUSAGE_CHILDREN");
+        assert_eq!(of("rlimit.resource", 7), "RLIMIT_NOFILE");
+        assert_eq!(of("futex.op", 129), "FUTEX_WAKE_PRIVATE");
+        for (value, name) in [(0, "F_DUPFD"), (1, "F_GETFD"), (3, "F_GETFL"), (4, "F_SETFL"), (8, "F_SETOWN")]
+        {
+            assert_eq!(of("fcntl.cmd", value), name);
+        }
+        assert_eq!(value("open.flags", "O_CREAT"), Some(0o100));
+        assert_eq!(Names::Limit("RLIM_INFINITY").of(u64::MAX), "RLIM_INFINITY");
+        assert_eq!(Names::Limit("RLIM_INFINITY").of(8 << 20), "8192*1024");
+        assert_eq!(Names::Device.of(0x103), "makedev(0x1, 0x3)");
+    }
+
+    #[test]
+    fn every_set_has_constants_within_its_mask_or_outside() {
+        for line in CONSTANTS.lines().filter_map(|line| line.strip_prefix(':')) {
+            let name = line.split('\t').next().unwrap();
+            let set = set(name).unwrap();
+            assert!(!set.constants.is_empty(), "{name}");
+            let mixed = |value: u64| value & set.mask != 0 && value & !set.mask != 0;
+            assert!(set.constants.iter().all(|(_, value)| !mixed(*value)), "{name}");
+        }
     }
 
     #[test]

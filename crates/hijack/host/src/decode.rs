@@ -1,17 +1,18 @@
 //! Calls in words: names, arguments, results, as a program's source would have them.
 //!
 //! Which arguments there are and what they are called comes from the kernel (`calls/table`), the layouts of structures
-//! from its types (`calls/structures`), the names of constants from the headers (`calls/constants`). What is written here
-//! is only which constants an argument takes.
+//! from its types (`calls/structures`), the names of constants from the headers (`calls/constants`), for each argument those that it
+//! takes (`calls/sets`).
 
 use std::fmt::Write as _;
 
-use orrery_hijack_image::capture::RESULT;
+use orrery_hijack_image::capture::{CONTROL, NAME, RESULT, when};
 use syscalls::Errno;
 
+use crate::arg_names;
 use crate::arg_types::{ArgDecoder, ArgType, decoders};
 use crate::calls::{self, Argument, Signature};
-use crate::constants::{self, Names, signals, signed};
+use crate::constants::{Names, signals, signed};
 use crate::events::{Event, State};
 use crate::structures;
 
@@ -22,73 +23,6 @@ pub struct Described {
     pub name: &'static str,
     /// What it is.
     pub text: String,
-}
-
-fn names_of(call: &str, argument: &Argument) -> Option<Names> {
-    use Names::{Flags, One, Permissions, Signal};
-    Some(match (call, argument.name) {
-        (_, "mode") if argument.kind == "umode_t" => Permissions,
-        ("open" | "openat", "flags") => Flags(&["O_"]),
-        ("access" | "faccessat" | "faccessat2", "mode") => Flags(&["R_OK", "W_OK", "X_OK", "F_OK"]),
-        ("mmap" | "mprotect" | "pkey_mprotect", "prot") => Flags(&["PROT_"]),
-        ("mmap", "flags") => Flags(&["MAP_"]),
-        ("mremap", "flags") => Flags(&["MREMAP_"]),
-        ("madvise", "behavior") => One(&["MADV_"]),
-        ("lseek", "whence") => One(&["SEEK_"]),
-        ("socket" | "socketpair", "family") => One(&["AF_"]),
-        ("socket" | "socketpair", "type") => Flags(&["SOCK_"]),
-        ("accept4", "flags") => Flags(&["SOCK_CLOEXEC", "SOCK_NONBLOCK"]),
-        ("clock_nanosleep" | "timer_settime", "flags") => Flags(&["TIMER_ABSTIME"]),
-        ("sendto" | "recvfrom" | "sendmsg" | "recvmsg" | "sendmmsg" | "recvmmsg", "flags") => {
-            Flags(&["MSG_"])
-        }
-        ("setsockopt" | "getsockopt", "level") => One(&["SOL_"]),
-        ("shutdown", "how") => One(&["SHUT_"]),
-        ("clone", "clone_flags") => Flags(&["CLONE_"]),
-        ("unshare", "unshare_flags") => Flags(&["CLONE_"]),
-        ("futex", "op") => Flags(&["FUTEX_"]),
-        ("fcntl", "cmd") => One(&["F_"]),
-        ("epoll_ctl", "op") => One(&["EPOLL_CTL_"]),
-        ("epoll_create1", "flags") => Flags(&["EPOLL_CLOEXEC"]),
-        ("eventfd2", "flags") => Flags(&["EFD_"]),
-        ("getrandom", "flags") => Flags(&["GRND_"]),
-        ("renameat2", "flags") => Flags(&["RENAME_"]),
-        ("memfd_create", "flags") => Flags(&["MFD_"]),
-        ("pipe2" | "dup3", "flags") => Flags(&["O_CLOEXEC", "O_NONBLOCK", "O_DIRECT"]),
-        ("prlimit64" | "getrlimit" | "setrlimit", "resource") => One(&["RLIMIT_"]),
-        ("prctl", "option") => One(&["PR_SET_", "PR_GET_", "PR_"]),
-        ("wait4" | "waitid", "options") => {
-            Flags(&["WNOHANG", "WUNTRACED", "WEXITED", "WSTOPPED", "WCONTINUED", "WNOWAIT"])
-        }
-        ("flock", "cmd") => Flags(&["LOCK_"]),
-        ("rt_sigprocmask", "how") => One(&["SIG_"]),
-        ("ioctl", "cmd") => One(&["TC", "TIOC", "FIO", "SIOC"]),
-        ("arch_prctl", "option") => One(&["ARCH_"]),
-        ("fadvise64", "advice") => One(&["POSIX_FADV_"]),
-        ("sched_setscheduler", "policy") => One(&["SCHED_"]),
-        ("timerfd_create" | "timerfd_settime", "flags") => Flags(&["TFD_"]),
-        ("setpriority" | "getpriority", "which") => One(&["PRIO_"]),
-        ("fallocate", "mode") => Flags(&["FALLOC_FL_"]),
-        ("mount", "flags") => Flags(&["MS_"]),
-        ("umount2", "flags") => Flags(&["MNT_"]),
-        ("inotify_add_watch", "mask") => Flags(&["IN_"]),
-        ("inotify_init1", "flags") => Flags(&["IN_CLOEXEC", "IN_NONBLOCK"]),
-        (_, "sig") => Signal,
-        (_, "which_clock") => One(&["CLOCK_"]),
-        (
-            "newfstatat" | "unlinkat" | "fchownat" | "linkat" | "statx" | "execveat" | "utimensat"
-            | "name_to_handle_at",
-            "flag" | "flags",
-        ) => Flags(&[
-            "AT_EMPTY_PATH",
-            "AT_SYMLINK_NOFOLLOW",
-            "AT_SYMLINK_FOLLOW",
-            "AT_REMOVEDIR",
-            "AT_NO_AUTOMOUNT",
-            "AT_STATX_",
-        ]),
-        _ => return None,
-    })
 }
 
 /// Bytes as a string of C; `whole`: there are no more.
@@ -164,6 +98,8 @@ fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Opti
                 strings.map(|string| quoted(string.strip_suffix(b"\0").unwrap_or(string), true)).collect(),
             );
         }
+        ArgType::Path => quoted(bytes.strip_suffix(b"\0").unwrap_or(bytes), true),
+        ArgType::Message => message(event, bytes),
         ArgType::Address => return socket_address(bytes),
         ArgType::Structure(name) => structures::named(name)?.describe(name, bytes, whole),
         ArgType::Structures(name) => {
@@ -180,15 +116,83 @@ fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Opti
             let bits = bytes.iter().enumerate().flat_map(|(place, byte)| {
                 (0..8).filter(move |bit| byte & 1 << bit != 0).map(move |bit| (place * 8 + bit).to_string())
             });
-            return list(bits.collect());
+            format!("[{}]", bits.collect::<Vec<_>>().join(" "))
         }
         ArgType::Status => status(i32::from_ne_bytes(*bytes.first_chunk()?)),
         ArgType::Signal => signal_information(bytes)?,
-        ArgType::Setting => match bytes.first_chunk() {
-            Some(value) if bytes.len() == 4 => format!("[{}]", i32::from_ne_bytes(*value)),
+        ArgType::Setting => match (setting(event.arguments()), bytes.first_chunk()) {
+            (Some(name), _) if structures::named(name).is_some_and(|of| of.size == bytes.len()) => {
+                structures::named(name)?.describe(name, bytes, whole)
+            }
+            (_, Some(value)) if bytes.len() == 4 => format!("[{}]", i32::from_ne_bytes(*value)),
             _ => quoted(bytes, true),
         },
     })
+}
+
+/// The structure that a socket's option has as value.
+fn setting(arguments: [u64; 6]) -> Option<&'static str> {
+    if Names::Of("sockopt.level").of(arguments[1]) != "SOL_SOCKET" {
+        return None;
+    }
+    match Names::Of("sockopt.socket").of(arguments[2]).as_str() {
+        "SO_LINGER" => Some("linger"),
+        "SO_PEERCRED" => Some("ucred"),
+        "SO_RCVTIMEO_OLD" | "SO_SNDTIMEO_OLD" => Some("__kernel_old_timeval"),
+        _ => None,
+    }
+}
+
+/// A message: its bytes, and if it has some, its address and control data.
+fn message(event: &Event, bytes: &[u8]) -> String {
+    let whole = usize::try_from(event.result()).ok().is_none_or(|all| bytes.len() >= all);
+    let text = quoted(bytes, whole || event.state() == State::Entered);
+    let name = event.memory(usize::from(NAME)).and_then(socket_address);
+    let control = event.memory(usize::from(CONTROL)).map(control_data);
+    if name.is_none() && control.is_none() {
+        return text;
+    }
+    let name = name.map(|name| format!("msg_name={name}, ")).unwrap_or_default();
+    let control = control.map(|control| format!(", msg_control={control}")).unwrap_or_default();
+    format!("{{{name}msg_iov={text}{control}}}")
+}
+
+/// The control data of a message, or its beginning: `struct cmsghdr`, one after the other.
+fn control_data(bytes: &[u8]) -> String {
+    const HEADER: usize = 16;
+    let mut parts = Vec::new();
+    let mut rest = bytes;
+    while let Some((header, behind)) = rest.split_first_chunk::<HEADER>() {
+        let word = |at: usize| {
+            header.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes)
+        };
+        let length = header.first_chunk().map_or(0, |length| u64::from_ne_bytes(*length));
+        let Some(length) = usize::try_from(length).ok().and_then(|length| length.checked_sub(HEADER)) else {
+            break;
+        };
+        let data = behind.get(..length.min(behind.len())).unwrap_or_default();
+        let unsigned = |value: i32| u64::from(value.cast_unsigned());
+        let level = Names::Of("sockopt.level").of(unsigned(word(8)));
+        let (kind, data) = if level == "SOL_SOCKET" {
+            let kind = Names::Of("cmsg.socket").of(unsigned(word(12)));
+            let described = match kind.as_str() {
+                "SCM_RIGHTS" | "SCM_PIDFD" => {
+                    let each: Vec<_> = data.chunks_exact(4).map(integer).collect();
+                    Some(format!("[{}]", each.join(", ")))
+                }
+                "SCM_CREDENTIALS" => structures::named("ucred").map(|of| of.describe("ucred", data, true)),
+                _ => None,
+            };
+            (kind, described.unwrap_or_else(|| quoted(data, true)))
+        } else {
+            (word(12).to_string(), quoted(data, true))
+        };
+        let more = if data.is_empty() || length <= behind.len() { "" } else { "..." };
+        parts.push(format!("{{cmsg_level={level}, cmsg_type={kind}, cmsg_data={data}{more}}}"));
+        // Each begins at a multiple of eight bytes.
+        rest = behind.get(length.next_multiple_of(8)..).unwrap_or_default();
+    }
+    format!("[{}]", parts.join(", "))
 }
 
 fn integer(bytes: &[u8]) -> String {
@@ -217,31 +221,44 @@ fn status(status: i32) -> String {
 fn signal_information(bytes: &[u8]) -> Option<String> {
     let word = |place: usize| bytes.get(4 * place..)?.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
     let (signal, code) = (word(0)?, word(2)?);
-    let mut text =
-        format!("{{si_signo={}, si_code={code}", Names::Signal.of(u64::from(signal.cast_unsigned())));
+    let unsigned = |value: i32| u64::from(value.cast_unsigned());
+    let child = signal == libc::SIGCHLD && code > 0;
+    let code_name = Names::Of(if child { "si_code.child" } else { "si_code" }).of(unsigned(code));
+    let mut text = format!("{{si_signo={}, si_code={code_name}", Names::Signal.of(unsigned(signal)));
     // Who sent it, or which child has ended.
     if code <= 0 || signal == libc::SIGCHLD {
         let _infallible = write!(text, ", si_pid={}, si_uid={}", word(4)?, word(5)?);
     }
-    if signal == libc::SIGCHLD && code > 0 {
-        let _infallible = write!(text, ", si_status={}", word(6)?);
+    if child {
+        let status = word(6)?;
+        // What it exited with, or which signal ended or stopped it.
+        let status =
+            if code == libc::CLD_EXITED { status.to_string() } else { Names::Signal.of(unsigned(status)) };
+        let _infallible = write!(text, ", si_status={status}");
     }
     Some(text + "}")
 }
 
-/// What names the name of a socket's option is one of, by the option's level.
-fn option_names(level: u64) -> Option<Names> {
-    const TCP: u64 = libc::IPPROTO_TCP as u64;
-    match level {
-        1 => Some(Names::One(&["SO_"])),
-        TCP => Some(Names::One(&["TCP_"])),
-        _ => None,
+/// Whether the memory that was looked at for an argument is what it points to: for some calls that depends on another argument.
+fn is_pointer(call: &Signature, event: &Event, argument: &Argument) -> bool {
+    match (call.name, argument.name) {
+        ("fcntl", "arg") => {
+            let command = Names::Of("fcntl.cmd").of(event.arguments()[1]);
+            ["F_GETLK", "F_SETLK", "F_OFD_"].iter().any(|lock| command.starts_with(lock))
+        }
+        ("prctl", "arg2") => {
+            let option = Names::Of("prctl.option").of(event.arguments()[0]);
+            // What it was before the name was written is nobody's.
+            option == "PR_SET_NAME" || option == "PR_GET_NAME" && event.result() == 0
+        }
+        _ => true,
     }
 }
 
 fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, whole: bool) -> String {
     let value = event.arguments()[index];
     if let (Some(bytes), Some(decoder)) = (event.memory(index), decoders(call, index))
+        && is_pointer(call, event, argument)
         && let Some(text) = memory(event, bytes, decoder, whole)
     {
         return text;
@@ -254,46 +271,37 @@ fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, 
     if argument.is_directory() && signed(value) == "-100" {
         return "AT_FDCWD".to_owned();
     }
-    let names = match (call.name, argument.name) {
-        ("setsockopt" | "getsockopt", "optname") => option_names(event.arguments()[1]),
-        ("socket", "protocol")
-            if ["AF_INET", "AF_INET6"]
-                .iter()
-                .any(|name| constants::value(name) == Some(event.arguments()[0])) =>
-        {
-            Some(Names::One(&["IPPROTO_"]))
-        }
-        ("fcntl", "arg") => match event.arguments()[1] {
-            command if Some(command) == constants::value("F_SETFL") => Some(Names::Flags(&["O_"])),
-            command if Some(command) == constants::value("F_SETFD") => Some(Names::Flags(&["FD_CLOEXEC"])),
-            _ => None,
-        },
-        _ => names_of(call.name, argument),
-    };
-    match names {
+    match arg_names::names(call.name, argument, &event.arguments()) {
         Some(names) => names.of(value),
         None if argument.kind.ends_with('*') => pointer(value),
         None if argument.is_descriptor() => signed(value & 0xffff_ffff),
         None => match argument.kind {
-            "unsigned long" if matches!(argument.name, "addr" | "start" | "brk" | "new_addr" | "arg") => {
+            "unsigned long"
+                if argument.name.starts_with("arg")
+                    || matches!(
+                        argument.name,
+                        "addr" | "start" | "brk" | "new_addr" | "newsp" | "tls" | "data"
+                    ) =>
+            {
                 pointer(value)
             }
-            "size_t" | "unsigned long" | "loff_t" | "off_t" => value.cast_signed().to_string(),
+            "size_t" | "unsigned long" | "aio_context_t" => value.to_string(),
+            "loff_t" | "off_t" | "long" => value.cast_signed().to_string(),
             _ => signed(value),
         },
     }
 }
 
-/// How many of a call's arguments count: whether there is a mode depends on the flags.
-fn arguments_that_count(call: &Signature, event: &Event, all: usize) -> usize {
-    let flags = match call.name {
-        "open" => event.arguments()[1],
-        "openat" => event.arguments()[2],
-        _ => return all,
-    };
-    // O_TMPFILE contains O_DIRECTORY, which alone makes no file.
-    let makes = [libc::O_CREAT, libc::O_TMPFILE].map(|flag| u64::from(flag.cast_unsigned()));
-    if makes.iter().any(|flag| flags & flag == *flag) { all } else { all - 1 }
+/// What a call returned that has succeeded: for some, flags or permissions.
+fn returned(call: &str, arguments: [u64; 6], result: i64) -> String {
+    let value = result.cast_unsigned();
+    let flags = |set| format!("{value:#x} (flags {})", Names::Of(set).of(value));
+    match (call, Names::Of("fcntl.cmd").of(arguments[1]).as_str()) {
+        ("fcntl", "F_GETFD") if result != 0 => flags("fcntl.fd"),
+        ("fcntl", "F_GETFL") => flags("open.flags"),
+        ("umask", _) => Names::Permissions.of(value),
+        _ => result.to_string(),
+    }
 }
 
 fn pointer(value: u64) -> String {
@@ -331,11 +339,27 @@ impl Event {
                     name: of.name,
                     text: argument(known, self, index, of, whole),
                 };
-                let count = arguments_that_count(known, self, arguments.len());
-                arguments.iter().enumerate().take(count.min(6)).map(each).collect()
+                let counting = arg_names::counting(known.name, &self.arguments(), arguments.len().min(6));
+                let of = |index: usize| arguments.get(index).map(|argument| (index, argument));
+                counting.into_iter().filter_map(of).map(each).collect()
             }
             None => self.arguments().map(|value| Described { name: "", text: pointer(value) }).to_vec(),
         }
+    }
+
+    /// Those of its arguments, in words, that it was given: up to the first that the kernel writes what it points to, which is not known
+    /// before the call has returned.
+    pub fn describe_given(&self, whole: bool) -> Vec<Described> {
+        let mut described = self.describe(whole);
+        let known = calls::numbered(self.number());
+        if let Some((call, arguments)) = known.and_then(|known| Some((known, known.arguments.as_ref()?))) {
+            let counting = arg_names::counting(call.name, &self.arguments(), arguments.len().min(6));
+            let written = |index: &usize| {
+                decoders(call, *index).is_some_and(|decoder| decoder.capture.after != when::BEFORE)
+            };
+            described.truncate(counting.iter().position(written).unwrap_or(counting.len()));
+        }
+        described
     }
 
     /// The error that it returned.
@@ -357,7 +381,7 @@ impl Event {
             None if ADDRESSES.contains(&self.name().as_str()) => format!("{:#x}", self.result()),
             None => match self.memory(usize::from(RESULT)) {
                 Some(path) => leading(self.result().cast_unsigned(), path),
-                None => self.result().to_string(),
+                None => returned(&self.name(), self.arguments(), self.result()),
             },
         }
     }
@@ -382,6 +406,28 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_in_messages_are_shown() {
+        let mut bytes = [0; 40];
+        bytes[0] = 20;
+        (bytes[8], bytes[12], bytes[16]) = (1, 1, 7);
+        bytes[24] = 16;
+        (bytes[32], bytes[36]) = (0, 8);
+        assert_eq!(
+            control_data(&bytes),
+            "[{cmsg_level=SOL_SOCKET, cmsg_type=SCM_RIGHTS, cmsg_data=[7]}, {cmsg_level=SOL_IP, cmsg_type=8, cmsg_data=\"\"}]"
+        );
+        // What a program has made up.
+        assert_eq!(control_data(&[0; 16]), "[]");
+        assert_eq!(
+            control_data(&[0xff; 24]),
+            "[]".replace(
+                "[]",
+                "[{cmsg_level=-1, cmsg_type=-1, cmsg_data=\"\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\"...}]"
+            )
+        );
+    }
+
+    #[test]
     fn ends_of_processes_are_told() {
         assert_eq!(status(7 << 8), "[exited with 7]");
         assert_eq!(status(9), "[killed by SIGKILL]");
@@ -395,11 +441,11 @@ mod tests {
         let bytes = |words: [i32; 8]| words.map(i32::to_ne_bytes).concat();
         assert_eq!(
             signal_information(&bytes([10, 0, 0, 0, 55, 1000, 0, 0])).unwrap(),
-            "{si_signo=SIGUSR1, si_code=0, si_pid=55, si_uid=1000}"
+            "{si_signo=SIGUSR1, si_code=SI_USER, si_pid=55, si_uid=1000}"
         );
         assert_eq!(
             signal_information(&bytes([17, 0, 1, 0, 55, 0, 3, 0])).unwrap(),
-            "{si_signo=SIGCHLD, si_code=1, si_pid=55, si_uid=0, si_status=3}"
+            "{si_signo=SIGCHLD, si_code=CLD_EXITED, si_pid=55, si_uid=0, si_status=3}"
         );
         assert_eq!(signal_information(&[0; 8]), None);
     }

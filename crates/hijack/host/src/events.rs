@@ -31,6 +31,10 @@ pub enum State {
 }
 
 impl Event {
+    pub(crate) fn of(entry: Entry) -> Self {
+        Self { entry }
+    }
+
     /// Who called.
     pub fn thread(&self) -> u32 {
         self.entry.thread

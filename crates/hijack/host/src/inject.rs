@@ -26,9 +26,10 @@ use orrery_hijack_image::shared_page::Unfollowed;
 use crate::archive::Mounted;
 use crate::image::{Image, PAGE};
 use crate::maps::Maps;
-use crate::policy::Policy;
+use crate::policy::{Policy, Strictness};
 use crate::shared_code::{self, SharedCode};
 use crate::shared_segment::SharedSegment;
+use crate::unfollowed;
 use orrery_sys::process_memory;
 use orrery_sys::ptrace::{Stop, Tracee};
 
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) patch: bool,
     pub(crate) threshold: u32,
     pub(crate) policy: Policy,
+    /// What becomes of programs to which the policy cannot be applied.
+    pub(crate) strictness: Strictness,
     /// What the policy's mounts lead to.
     pub(crate) mounted: Arc<[Mounted]>,
     /// The policy's tables that were made so far.
@@ -56,7 +59,7 @@ impl Tables {
     fn get(&self, settings: &Settings, program: &[u8]) -> Arc<[u8]> {
         let concerned = settings.policy.concerned(program);
         let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || settings.policy.table(program, &settings.mounted).into();
+        let make = || settings.policy.table(program, &settings.mounted, settings.strictness).into();
         Arc::clone(tables.entry(concerned).or_insert_with(make))
     }
 }
@@ -192,8 +195,13 @@ pub(crate) fn inject(
 ) -> (bool, Result<(), Unfollowed>) {
     let result = prepare(&mut tracee, trappable, image, segment, settings);
     let gone = result.is_err() && tracee.registers().is_err();
-    let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
     let pid = tracee.pid();
+    if let Err(reason) = result
+        && !gone
+    {
+        unfollowed::deal_with(pid, reason, &settings.policy, settings.strictness);
+    }
+    let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
     let detached = tracee.detach();
     for (signal, late) in LATE.into_iter().zip(result.unwrap_or_default()) {
         if late {

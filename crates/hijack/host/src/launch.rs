@@ -20,11 +20,11 @@ use crate::events::Events;
 use crate::futex::Futex;
 use crate::image::Image;
 use crate::inject::{Settings, Tables};
-use crate::policy::Policy;
+use crate::policy::{Policy, Strictness};
 use crate::shared_code::SharedCode;
 use crate::shared_segment::SharedSegment;
 use crate::syscall_counts::Counts;
-use crate::{archive, program, supervisor};
+use crate::{archive, program, supervisor, unfollowed};
 
 /// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs, which is 16 us.
 const THRESHOLD: u32 = 16;
@@ -38,11 +38,13 @@ pub struct Options {
     patch: bool,
     threshold: u32,
     policy: Policy,
+    strict: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { counted: true, timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
+        let policy = Policy::default();
+        Self { counted: true, timed: false, patch: true, threshold: THRESHOLD, policy, strict: true }
     }
 }
 
@@ -72,6 +74,15 @@ impl Options {
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// Whether a policy that [denies](Policy::denies) something refuses what it cannot be applied to: programs that cannot be
+    /// followed, calls newer than this version knows, io_uring where the policy names paths or addresses. Else there is a warning about
+    /// such programs.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
         self
     }
 
@@ -125,12 +136,14 @@ impl Hijack {
     /// Where no process could be made.
     pub fn attend(&self, options: Options) -> Result<()> {
         let segment = &self.segment;
-        let Options { mut counted, timed, patch, threshold, policy } = options;
+        let Options { mut counted, timed, patch, threshold, policy, strict } = options;
+        let strictness = Strictness { strict, messages: unfollowed::standard_error() };
         counted |= timed;
         let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
         let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
         let (code, tables) = (self.code.clone(), Tables::default());
-        let settings = Settings { code, counted, timed, patch, threshold, policy, mounted, tables };
+        let settings =
+            Settings { code, counted, timed, patch, threshold, policy, strictness, mounted, tables };
         supervisor::start(segment, Arc::clone(&self.image), settings)
     }
 

@@ -43,8 +43,10 @@
 //! that does can find and unmake it. A policy that must hold against hostile code belongs into a filter of the kernel.
 
 mod archive;
+mod arg_names;
 mod arg_types;
 pub mod calls;
+mod code_locations;
 mod constants;
 pub mod decode;
 mod error;
@@ -64,7 +66,10 @@ mod structures;
 mod supervisor;
 pub mod symbols;
 mod syscall_counts;
+mod unfinished;
+mod unfollowed;
 
+pub use code_locations::CodeLocations;
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};
 pub use launch::{Child, Hijack, Options};

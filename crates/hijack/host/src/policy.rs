@@ -12,7 +12,7 @@
 //! | `call` | it is one of these |
 //! | `path` | one of its paths (or, where it takes a descriptor, what that leads to) matches one of these |
 //! | `descriptor` | its descriptor is a `file`, `directory`, `socket`, `pipe`, `character`, `block` or `other` |
-//! | `address` | it goes to this address: `10.0.0.0/8:443`, `[::1]`, `*:80`, `unix:/run/**` |
+//! | `address` | it goes to one of these addresses: `10.0.0.0/8:443`, `[::1]`, `*:80`, `unix:/run/**` |
 //! | `caller` | the call instruction, or one of the nearest return addresses, is in the code of one of these files |
 //! | `program` | the program that was executed is one of these |
 //!
@@ -56,6 +56,7 @@ pub use crate::arg_types::Detail;
 use compile::Compiled;
 pub use orrery_policy::PolicyError;
 pub use services::{Mount, Remembered, Services, Sleep};
+pub(crate) use table::Strictness;
 pub(crate) use values::errno;
 pub use view::{Destination, Effect, RuleView};
 

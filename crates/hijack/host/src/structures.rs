@@ -70,12 +70,16 @@ fn member(text: &'static str) -> Option<Member> {
 }
 
 /// The members that say most, of structures that have many.
-fn shown_members(structure: &str) -> &'static [&'static str] {
+fn shown_members(structure: &str, bytes: &[u8]) -> &'static [&'static str] {
+    let mode = |at: usize| bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes);
+    let is_device =
+        |at: usize| mode(at).is_some_and(|mode| matches!(mode & 0o170_000, 0o020_000 | 0o060_000));
     match structure {
+        "stat" if is_device(24) => &["st_mode", "st_rdev"],
+        "statx" if is_device(28) => &["stx_mode", "stx_rdev_major", "stx_rdev_minor"],
         "stat" => &["st_mode", "st_size"],
         "statx" => &["stx_mode", "stx_size"],
         "rusage" => &["ru_utime", "ru_stime", "ru_maxrss"],
-        "statfs" => &["f_type", "f_bsize", "f_blocks", "f_bfree", "f_files", "f_ffree"],
         "new_utsname" => &["sysname", "nodename", "release"],
         "sysinfo" => &["uptime", "totalram", "freeram", "procs"],
         "perf_event_attr" => &["type", "size", "config"],
@@ -89,16 +93,33 @@ fn shown_members(structure: &str) -> &'static [&'static str] {
 fn names(structure: &str, member: &str) -> Option<Names> {
     Some(match (structure, member) {
         (_, "st_mode" | "stx_mode") => Names::FileMode,
-        ("pollfd", "events" | "revents") => Names::Flags(&["POLL"]),
-        ("epoll_event", "events") => Names::Flags(&["EPOLL"]),
-        ("clone_args", "flags") => Names::Flags(&["CLONE_"]),
+        ("stat", "st_dev" | "st_rdev") => Names::Device,
+        ("statx", "stx_mask") => Names::Of("statx.mask"),
+        ("statx", "stx_attributes" | "stx_attributes_mask") => Names::Of("statx.attributes"),
+        ("statfs", "f_type") => Names::Of("statfs.type"),
+        ("statfs", "f_flags") => Names::Of("statfs.flags"),
+        ("pollfd", "events" | "revents") => Names::Of("poll.events"),
+        ("epoll_event", "events") => Names::Of("epoll.events"),
+        ("clone_args", "flags") => Names::Of("clone3.flags"),
         ("clone_args", "exit_signal") | (_, "sigev_signo") => Names::Signal,
-        ("open_how", "flags") => Names::Flags(&["O_"]),
+        (_, "sigev_notify") => Names::Of("sigevent.notify"),
+        ("open_how", "flags") => Names::Of("open.flags"),
         ("open_how", "mode") => Names::Permissions,
-        ("sigaltstack", "ss_flags") => Names::Flags(&["SS_"]),
+        ("open_how", "resolve") => Names::Of("open_how.resolve"),
+        ("sigaltstack", "ss_flags") => Names::Of("sigaltstack.flags"),
         (_, "sa_handler") => Names::Handler,
-        (_, "sa_flags") => Names::Flags(&["SA_"]),
-        (_, "sched_policy") => Names::One(&["SCHED_"]),
+        (_, "sa_flags") => Names::Of("sigaction.flags"),
+        (_, "sched_policy") => Names::Of("sched.policy"),
+        (_, "sched_flags") => Names::Of("sched_attr.flags"),
+        ("rlimit", _) => Names::Limit("RLIM_INFINITY"),
+        ("rlimit64", _) => Names::Limit("RLIM64_INFINITY"),
+        ("flock", "l_type") => Names::Of("fcntl.lock"),
+        ("flock", "l_whence") => Names::Of("lseek.whence"),
+        ("mount_attr", "attr_set" | "attr_clr") => Names::Of("mount_attr"),
+        ("mount_attr", "propagation") => Names::Of("mount.flags"),
+        ("io_uring_params", "flags") => Names::Of("io_uring_params.flags"),
+        ("file_handle", "handle_type") => Names::Of("handle.type"),
+        ("ucred", "uid" | "gid") => Names::Id,
         _ => return None,
     })
 }
@@ -106,7 +127,7 @@ fn names(structure: &str, member: &str) -> Option<Names> {
 impl Structure {
     /// Its members' values, of `bytes` that may be fewer than it has; `whole`: all of them, not only those that say most.
     pub(crate) fn describe(&self, name: &str, bytes: &[u8], whole: bool) -> String {
-        let shown = if whole { &[] } else { shown_members(name) };
+        let shown = if whole { &[] } else { shown_members(name, bytes) };
         let mut left_out = false;
         let mut parts = Vec::new();
         for member in &self.members {
@@ -221,7 +242,10 @@ mod tests {
             said("sigaction", &words(&[1, 0x1000_0004, 0, 1 << 9])),
             "{sa_handler=SIG_IGN, sa_flags=SA_RESTART|SA_SIGINFO, sa_restorer=NULL, sa_mask=[USR1]}"
         );
-        assert_eq!(said("rlimit64", &words(&[8 << 20, u64::MAX])), "{rlim_cur=8388608, rlim_max=-1}");
+        assert_eq!(
+            said("rlimit64", &words(&[8 << 20, u64::MAX])),
+            "{rlim_cur=8192*1024, rlim_max=RLIM64_INFINITY}"
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! of the program's open. It ends when no tracee is left, which it knows from the number of those attached to the page.
 
 mod liveness;
+mod pid_namespaces;
 mod stale_requests;
 mod thread_pool;
 
@@ -222,14 +223,29 @@ impl Asked {
         }
     }
 
-    fn trace(&self) -> Result<Tracee, Unfollowed> {
-        let (thread, mut found) = (i32::try_from(self.thread).unwrap_or(0), [0; 8]);
-        // In another namespace, the number would be somebody else's.
+    /// Whether this is the thread that asks; else, or where it cannot be looked at, not.
+    ///
+    /// # Errors
+    /// The number of the error with which its memory could not be read.
+    fn is_it(&self, thread: libc::pid_t) -> std::result::Result<bool, i32> {
+        let mut found = [0; 8];
         match process_memory::read(thread, self.nonce_address, &mut found) {
-            Ok(()) if u64::from_le_bytes(found) == self.nonce => {}
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Err(Unfollowed::Untraceable),
-            _ => return Err(Unfollowed::Namespace),
+            Ok(()) => Ok(u64::from_le_bytes(found) == self.nonce),
+            Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
         }
+    }
+
+    fn trace(&self) -> Result<Tracee, Unfollowed> {
+        let number = i32::try_from(self.thread).unwrap_or(0);
+        // In another PID namespace, the number is somebody else's here.
+        let thread = match self.is_it(number) {
+            Ok(true) => number,
+            other => match pid_namespaces::numbers_here(number).find(|here| self.is_it(*here) == Ok(true)) {
+                Some(here) => here,
+                None if other == Err(libc::EPERM) => return Err(Unfollowed::Untraceable),
+                None => return Err(Unfollowed::Namespace),
+            },
+        };
         Tracee::seize(thread, Options::TRACE_EXEC | Options::TRACE_SYSCALL_GOOD)
             .map_err(|_| Unfollowed::Untraceable)
     }

@@ -124,17 +124,17 @@ impl Entry {
         unsafe { core::mem::transmute_copy(words) }
     }
 
-    /// The memory that an argument pointed to, if it was looked at.
+    /// The memory that an argument pointed to, if it was looked at: as it was after the call, if it was looked at twice.
     pub fn piece(&self, argument: usize) -> Option<&[u8]> {
-        let mut start = 0;
+        let (mut start, mut found) = (0, None);
         for piece in self.pieces {
             let length = usize::from(piece & PIECE_LENGTH);
             if piece != 0 && usize::from(piece >> PIECE_SHIFT) == argument + 1 {
-                return self.data.get(start..start + length);
+                found = self.data.get(start..start + length);
             }
             start += length;
         }
-        None
+        found
     }
 }
 
@@ -162,6 +162,9 @@ mod tests {
         assert_eq!(entry.piece(0), Some(&b""[..]));
         assert_eq!(entry.piece(3), Some(&b"de"[..]));
         assert_eq!(entry.piece(2), None);
+        entry.pieces[3] = 2 << PIECE_SHIFT | 1;
+        entry.data[5] = b'f';
+        assert_eq!(entry.piece(1), Some(&b"f"[..]));
     }
 
     #[test]

@@ -75,6 +75,10 @@ pub struct Table {
     pub length: u64,
     /// Not zero: some rule does more than log.
     pub decides: u64,
+    /// What becomes of programs that cannot be followed: one of [`unfollowed`].
+    pub unfollowed: u64,
+    /// Device and inode of the file to which messages about them go, where it is standard error.
+    pub messages: [u64; 2],
     /// Where the rules are, and how many.
     pub rules: Text,
     /// Where the references are: a `u16` each, the index of a rule.
@@ -188,6 +192,28 @@ pub mod log {
     pub const CALLS: u32 = 1;
     /// It is, and where it came from.
     pub const PLACES: u32 = 2;
+}
+
+/// What becomes of a program that is executed and cannot be followed.
+pub mod unfollowed {
+    /// It runs, and is counted.
+    pub const PASS: u64 = 0;
+    /// The same, with a message.
+    pub const WARN: u64 = 1;
+    /// It is not executed.
+    pub const REFUSE: u64 = 2;
+
+    /// How a message about it begins; the reason follows.
+    pub const PROBLEM: &str = "orrery: cannot apply the policy to a program: ";
+    /// How one ends that it was refused with.
+    pub const REFUSED: &str = "; refused (--no-strict lets it run without the policy)\n";
+    /// How a warning ends.
+    pub const WARNED: &str = "; it runs without the policy\n";
+
+    /// The parts of the message about it, for this treatment.
+    pub const fn message(treatment: u64, reason: &str) -> [&str; 3] {
+        [PROBLEM, reason, if treatment == REFUSE { REFUSED } else { WARNED }]
+    }
 }
 
 /// What a rule does with a call.

@@ -90,8 +90,9 @@ impl Client {
     }
 
     /// Waits for the vault's first word: it is ready, or why not.
-    pub(super) fn hear(&self) -> Result<(), Failure> {
-        await_answer(&self.socket).map(|_| ())
+    /// Returns whether its memory is locked.
+    pub(super) fn hear(&self) -> Result<bool, Failure> {
+        await_answer(&self.socket).map(|(body, _)| body == [1])
     }
 
     /// Has the keeper load something.
@@ -236,7 +237,12 @@ fn await_answer(socket: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
             Ok(_) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let (bytes, fds) = message::receive(socket)?;
+        let (bytes, fds) = match message::receive(socket) {
+            // The other side ended with messages of ours unread, which the kernel reports once; what it said before comes
+            // next.
+            Err(Errno::CONNRESET) => continue,
+            received => received?,
+        };
         if bytes.is_empty() {
             return Err(Failure::Gone);
         }

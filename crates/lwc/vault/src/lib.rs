@@ -27,7 +27,9 @@
 //! that before it meets an attacker**, as servers do when they change their user. Whoever can load code into the
 //! kernel. And nothing keeps a secret that `load` reads from a file secret, if the attacker can open that file: make it
 //! readable by root only, make the vault, then drop privileges. What `serve` answers is up to it: a vault that signs
-//! will sign for an attacker, too. Memory may be swapped out, unless the machine's swap is encrypted or off.
+//! will sign for an attacker, too. Memory of a
+//! [`Vault`] may be swapped out, unless the machine's swap is encrypted or off; [`shared::SharedVault::is_locked`] returns
+//! whether that of a shared one may be.
 //!
 //! # Servers
 //!
@@ -78,6 +80,11 @@ pub trait VaultService {
     /// Whatever the caller is to be told.
     fn load(&mut self, request: &[u8], answer: &mut [u8]) -> std::result::Result<usize, rustix::io::Errno>;
 
+    /// What [`VaultService::load`] does in the keeper, beside computing. Nothing else is possible there.
+    fn loads(&self) -> Loads {
+        Loads::Files
+    }
+
     /// Serves a call, in a twin. What it changes here is seen by later calls of the same client, perhaps.
     ///
     /// # Errors
@@ -90,6 +97,19 @@ pub trait VaultService {
     fn tidy(&mut self) -> Option<std::time::Duration> {
         None
     }
+}
+
+/// What the keeper of a [vault of servers](shared) needs to be able to do when it loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loads {
+    /// It opens files for reading, all files where the vault's user is the superuser. Other system calls that lead out of
+    /// the process fail with EPERM: writing to files, sockets, programs, signals.
+    #[default]
+    Files,
+    /// Whatever the vault's user may do, with all its capabilities. An attacker who finds a hole in the keeper may do so,
+    /// too.
+    Anything,
 }
 
 /// What the vault says when it has tried to load.

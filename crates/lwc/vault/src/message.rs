@@ -4,6 +4,10 @@
 //! on it would be. Each request therefore brings the end of a fresh socket for its answer (SCM_RIGHTS in unix(7)); and
 //! the kernel, not the sender, says who sent it (SCM_CREDENTIALS). Both are `SOCK_SEQPACKET`: one datagram is one
 //! message, and the death of either side is an end of file.
+//!
+//! The first message on the socket for requests is its maker's, who has it alone as yet: by which number the kernel knows
+//! the program's end of it (SO_COOKIE in socket(7)). That end must not come as an answer socket, or the vault would wait
+//! for an end of file that it keeps from happening itself.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,7 +22,7 @@ use rustix::net::{
 /// How many bytes a request to load, or its answer, may have.
 pub const LOAD_ROOM: usize = 16_384;
 /// The first bytes of each message: whose it is, and which edition of the protocol.
-const MAGIC: [u8; 4] = *b"OrV\x01";
+const MAGIC: [u8; 4] = *b"OrV\x02";
 
 /// What may be asked of the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +31,20 @@ pub(super) enum Request<'a> {
     Twin,
     /// To load what these bytes say.
     Load(&'a [u8]),
+    /// The cookie of the program's end of the socket: the first message, and never another one.
+    Hello(u64),
 }
 
 impl<'a> Request<'a> {
     pub(super) fn encode(self) -> Vec<u8> {
+        let cookie;
         let (kind, body) = match self {
             Self::Twin => (b'T', &[][..]),
             Self::Load(body) => (b'L', body),
+            Self::Hello(number) => {
+                cookie = number.to_le_bytes();
+                (b'H', &cookie[..])
+            }
         };
         [&MAGIC, &[kind][..], body].concat()
     }
@@ -43,6 +54,7 @@ impl<'a> Request<'a> {
         match message.strip_prefix(&MAGIC)?.split_first()? {
             (b'T', []) => Some(Self::Twin),
             (b'L', body) if body.len() <= LOAD_ROOM => Some(Self::Load(body)),
+            (b'H', body) => Some(Self::Hello(u64::from_le_bytes(body.try_into().ok()?))),
             _ => None,
         }
     }
@@ -127,7 +139,22 @@ pub(super) fn name_senders(socket: &OwnedFd) -> Result<(), Errno> {
     rustix::net::sockopt::set_socket_passcred(socket, true)
 }
 
-/// Receives a request; `None` at the end of file: nobody is left who could ask.
+/// Returns whether an answer may go to this descriptor of a stranger's: a connected socket of our kind, and not the one
+/// with this cookie.
+///
+/// Nothing else is kept or written to. What such a socket has in its queue is kept alive with it, other descriptors
+/// included; a twin ends when there is anything in the queue of its own.
+pub(super) fn is_answer_socket(fd: &OwnedFd, other_than: u64) -> bool {
+    use rustix::net::sockopt;
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
+        && sockopt::socket_acceptconn(fd) == Ok(false)
+        && rustix::net::getpeername(fd).is_ok()
+        && sockopt::socket_cookie(fd).is_ok_and(|cookie| cookie != other_than)
+}
+
+/// Receives a request; `None` at the end of file: nobody is left who could ask. A datagram, even an empty one, has a
+/// sender ([`name_senders`]).
 ///
 /// It reads the credentials itself: a sender may have no process number here (0, where it lives in another PID
 /// namespace), for which rustix has no value.
@@ -172,7 +199,7 @@ pub(super) fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<Arrival>,
             at = libc::CMSG_NXTHDR(&raw const header, at);
         }
     }
-    if length == 0 && arrival.answer_to.is_none() {
+    if length == 0 && arrival.from.is_none() && arrival.answer_to.is_none() {
         return Ok(None);
     }
     if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0 {
@@ -221,6 +248,31 @@ mod tests {
                 prop_assert_eq!(body.len() + 5, noise.len());
             }
         }
+    }
+
+    #[test]
+    fn an_empty_datagram_is_no_end_of_file() {
+        let (ours, theirs) = pair().unwrap();
+        name_senders(&theirs).unwrap();
+        send(ours.as_fd(), &[], &[], true).unwrap();
+        let arrival = receive_request(theirs.as_fd()).unwrap().expect("a datagram");
+        assert_eq!(arrival.bytes.as_deref(), Some(&[][..]));
+        drop(ours);
+        assert!(receive_request(theirs.as_fd()).unwrap().is_none());
+    }
+
+    #[test]
+    fn answers_go_to_connected_sockets_of_our_kind() {
+        let (one, other) = pair().unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&one).unwrap();
+        assert!(is_answer_socket(&other, cookie) && !is_answer_socket(&one, cookie));
+        let stream =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        assert!(!is_answer_socket(&stream.unwrap().0, cookie));
+        let lone = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        assert!(!is_answer_socket(&lone, cookie));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(!is_answer_socket(&file.into(), cookie));
     }
 
     #[test]

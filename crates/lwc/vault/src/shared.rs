@@ -51,6 +51,7 @@
 use std::ffi::CStr;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
 use orrery_domain::copy::{Copied, Kin, copy_process};
@@ -58,11 +59,11 @@ use orrery_domain::watch::last_errno;
 use orrery_sys::signals;
 use rustix::process::{WaitId, WaitIdOptions};
 
-pub use super::VaultService;
 pub use super::call_buffer::ROOM;
 use super::client::{Client, Failure};
 use super::message;
 pub use super::message::LOAD_ROOM;
+pub use super::{Loads, VaultService};
 pub use rustix::io::Errno;
 
 /// Where a program that was started as a vault finds its socket.
@@ -122,6 +123,7 @@ impl From<Errno> for Error {
 #[derive(Debug)]
 pub struct SharedVault {
     client: Client,
+    locked: bool,
 }
 
 impl SharedVault {
@@ -150,6 +152,11 @@ impl SharedVault {
     pub fn exec(program: &CStr, arguments: &[&CStr]) -> Result<Self, Error> {
         let mut pointers: Vec<_> = arguments.iter().map(|argument| argument.as_ptr()).collect();
         pointers.push(std::ptr::null());
+        // The vault's working directory is the root.
+        let path = std::path::absolute(std::ffi::OsStr::from_bytes(program.to_bytes()))
+            .ok()
+            .and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
+            .unwrap_or_else(|| program.to_owned());
         let environment = [c"PATH=/usr/bin:/bin".as_ptr(), std::ptr::null()];
         let result = Self::start(|socket| {
             // Only system calls from here on: another thread may have had any lock at the fork.
@@ -157,7 +164,7 @@ impl SharedVault {
             // SAFETY: clears CLOEXEC; and the strings and lists end as execve(2) wants them to.
             unsafe {
                 libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0);
-                libc::execve(program.as_ptr(), pointers.as_ptr(), environment.as_ptr());
+                libc::execve(path.as_ptr(), pointers.as_ptr(), environment.as_ptr());
             }
             let errno = last_errno();
             // Through it, the failure is told.
@@ -173,6 +180,8 @@ impl SharedVault {
     /// Runs `body` in a process that is nobody's child. It returns only if it failed.
     fn start(body: impl FnOnce(OwnedFd) -> Result<std::convert::Infallible, Errno>) -> Result<Self, Error> {
         let (ours, theirs) = message::pair()?;
+        let cookie = rustix::net::sockopt::socket_cookie(&ours)?;
+        message::send(ours.as_fd(), &message::Request::Hello(cookie).encode(), &[], true)?;
         let mask = signals::block_all();
         // SAFETY: the copy runs async-signal-safe code only, but where the process has one thread.
         let copied = unsafe { copy_process(Kin::HiddenChild) };
@@ -217,9 +226,15 @@ impl SharedVault {
     fn greet(socket: OwnedFd) -> Result<Self, Error> {
         let client = Client::new(socket);
         match client.hear() {
-            Ok(()) => Ok(Self { client }),
+            Ok(locked) => Ok(Self { client, locked }),
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    /// Returns whether the vault's memory is kept from the swap partition. For that it needs CAP_IPC_LOCK, or a limit
+    /// (RLIMIT_MEMLOCK) that is larger than its memory.
+    pub fn is_locked(&self) -> bool {
+        self.locked
     }
 
     /// Has the keeper load what `request` says, [`LOAD_ROOM`] bytes at most; gives its answer.

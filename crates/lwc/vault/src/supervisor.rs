@@ -9,7 +9,11 @@
 //! the one that the keeper died of.
 //!
 //! When the last process of the program is gone, or has closed its end of the socket, keeper and spare end; a twin ends
-//! with its client, or when that closes the socket between the two.
+//! with its client, or when that closes the socket between the two. So nothing of the vault's may have the program's end
+//! of the socket open, by whatever way a client passes it.
+//!
+//! Keeper and spare parse what an attacker sends, with the secrets at hand. They have hardly any capabilities, and a
+//! filter of system calls ([`closed::confine_keeper`]), unless loading needs more ([`Loads::Anything`]).
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,17 +25,22 @@ use orrery_domain::watch::{Ear, Watcher, last_errno};
 use orrery_sys::signals;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::pipe::PipeFlags;
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use rustix::thread::CpuSet;
 
 use super::call_buffer::{ANYWHERE, CallBuffer, ROOM};
 use super::message::{self, LOAD_ROOM, Request};
-use super::{VaultService, closed};
+use super::{Loads, VaultService, closed};
 
 /// How many twins one client may have: more than it has any use for.
 const TWINS_OF_ONE: usize = 64;
-/// How many twins there may be.
+/// How many twins there may be; fewer, where the keeper may not have so many descriptors.
 const TWINS: usize = 4096;
+/// How many descriptors a keeper has beside those of its twins, at most.
+const OTHER_DESCRIPTORS: usize = 32;
+/// After how long a spare that could not be made is tried again, and how long one may take to end.
+const SPARE_PATIENCE: Duration = Duration::from_secs(1);
 /// A spare that lives shorter than this is not replaced at once.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
@@ -39,29 +48,69 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 ///
 /// The process must have one thread, which never returns.
 pub(super) fn keep<K: VaultService>(socket: OwnedFd, keeper: &mut K) -> ! {
-    let outcome = prepare(&socket);
+    let outcome = prepare(&socket, keeper.loads());
     // Whoever made this process waits for it to be closed.
-    message::answer(Some(&socket), outcome.as_ref().map(|_| &[][..]).map_err(|errno| *errno), &[]);
-    if let Ok(own) = outcome {
-        let user = rustix::process::geteuid().as_raw();
-        let state = State { socket, own, user, pinned: None, spare: None, twins: Vec::new() };
-        let _ = state.serve(keeper);
+    let greeting = outcome.as_ref().map(|prepared| [u8::from(prepared.locked)]);
+    message::answer(Some(&socket), greeting.as_ref().map(|byte| &byte[..]).map_err(|errno| **errno), &[]);
+    if let Ok(prepared) = outcome {
+        let state = State {
+            socket,
+            own: prepared.own,
+            program_end: prepared.program_end,
+            most_twins: prepared.most_twins,
+            user: rustix::process::geteuid().as_raw(),
+            pinned: None,
+            spare: None,
+            twins: Vec::new(),
+        };
+        state.serve(keeper);
     }
     exit(0)
 }
 
+/// What a keeper knows before it keeps anything.
+struct Prepared {
+    own: OwnedFd,
+    program_end: u64,
+    most_twins: usize,
+    locked: bool,
+}
+
 /// Closes all doors, before anything is loaded.
-fn prepare(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn prepare(socket: &OwnedFd, loads: Loads) -> Result<Prepared, Errno> {
     closed::close()?;
-    closed::lock_memory();
+    closed::reserve_heap();
+    let locked = closed::lock_memory(true);
     signals::block_all();
-    // Twins and spares are known by their pidfds; nobody waits for them.
-    // SAFETY: no handler is set.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    // SAFETY: no handler is set. Twins and spares are known by their pidfds; nobody waits for them. The alarm is a
+    // deadline, which ends the process.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        libc::signal(libc::SIGALRM, libc::SIG_DFL);
+    }
+    signals::set_mask(!signals::mask_of(&[libc::SIGALRM]));
     // Neither a terminal's signals nor its hang-up are meant for us.
     let _ = rustix::process::setsid();
+    let most_twins = raise_descriptor_limit().saturating_sub(OTHER_DESCRIPTORS).min(TWINS);
     message::name_senders(socket)?;
-    myself()
+    let hello = message::receive_request(socket.as_fd())?.and_then(|arrival| arrival.bytes);
+    let Some(Request::Hello(program_end)) = hello.as_deref().and_then(Request::decode) else {
+        return Err(Errno::PROTO);
+    };
+    let own = myself()?;
+    if loads == Loads::Files {
+        closed::drop_most_capabilities();
+        closed::confine_keeper();
+    }
+    Ok(Prepared { own, program_end, most_twins, locked })
+}
+
+/// Allows the process as many descriptors as it may allow itself; returns how many.
+fn raise_descriptor_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let most = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX))
 }
 
 fn myself() -> Result<OwnedFd, Errno> {
@@ -91,7 +140,8 @@ struct Twin {
 
 struct Spare {
     pidfd: OwnedFd,
-    pid: Pid,
+    /// A byte here ends it: a keeper that could send signals could send them to others.
+    end: OwnedFd,
     made: Instant,
 }
 
@@ -99,6 +149,9 @@ struct State {
     socket: OwnedFd,
     /// The keeper, as its spare knows it.
     own: OwnedFd,
+    /// The cookie of the program's end of the socket, which is nobody's answer socket.
+    program_end: u64,
+    most_twins: usize,
     /// Whose process this is: who may have something loaded.
     user: u32,
     /// The first other user who came. Servers change their user once; no third one has a business here.
@@ -108,22 +161,31 @@ struct State {
 }
 
 impl State {
-    fn serve<K: VaultService>(mut self, keeper: &mut K) -> Result<(), Errno> {
+    /// Serves until nobody is left who could ask. No failure of the system's ends it: what cannot be done now may be
+    /// possible later, and without a keeper the secrets are gone.
+    fn serve<K: VaultService>(mut self, keeper: &mut K) {
         loop {
             if self.spare.is_none() && self.make_spare() == Role::Superfluous {
-                return Ok(());
+                return;
             }
-            let due = keeper.tidy();
+            let mut due = keeper.tidy();
             if due.is_some_and(|due| due.is_zero()) {
                 self.end_spare();
                 continue;
+            }
+            if self.spare.is_none() {
+                due = Some(due.map_or(SPARE_PATIENCE, |due| due.min(SPARE_PATIENCE)));
             }
             let due = due.and_then(|due| rustix::time::Timespec::try_from(due).ok());
             let mut all = vec![PollFd::new(&self.socket, PollFlags::IN)];
             all.extend(self.spare.iter().map(|spare| PollFd::new(&spare.pidfd, PollFlags::IN)));
             let spares = all.len() - 1;
             all.extend(self.twins.iter().map(|twin| PollFd::new(&twin.pidfd, PollFlags::IN)));
-            rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, due.as_ref()))?;
+            if rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, due.as_ref())).is_err() {
+                // Short of memory.
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
             let asked = !all[0].revents().is_empty();
             let spare_died = spares == 1 && !all[1].revents().is_empty();
             let died: Vec<bool> = all[1 + spares..].iter().map(|one| !one.revents().is_empty()).collect();
@@ -138,8 +200,8 @@ impl State {
                 std::thread::sleep(Duration::from_millis(50));
             }
             if asked {
-                match message::receive_request(self.socket.as_fd()) {
-                    Ok(None) => return Ok(()),
+                match self.receive() {
+                    Ok(None) => return self.end_spare(),
                     Ok(Some(arrival)) => self.heed(keeper, &arrival),
                     // Taken by a keeper that we replace, or out of descriptors: then the request is gone, and who sent
                     // it finds its socket closed.
@@ -150,6 +212,17 @@ impl State {
         }
     }
 
+    /// Receives a request; an answer socket that is none is closed.
+    fn receive(&self) -> Result<Option<message::Arrival>, Errno> {
+        let _deadline = closed::DescriptorsDeadline::begin();
+        let mut arrival = message::receive_request(self.socket.as_fd())?;
+        if let Some(arrival) = &mut arrival {
+            arrival.answer_to =
+                arrival.answer_to.take().filter(|fd| message::is_answer_socket(fd, self.program_end));
+        }
+        Ok(arrival)
+    }
+
     fn heed<K: VaultService>(&mut self, keeper: &mut K, arrival: &message::Arrival) {
         let answer_to = arrival.answer_to.as_ref();
         let request = arrival.bytes.as_deref().ok_or(Errno::MSGSIZE);
@@ -157,7 +230,7 @@ impl State {
         let done = match (request, arrival.from) {
             (Ok(Request::Load(bytes)), Some((_, user))) if user == self.user || user == 0 => {
                 let mut answer = vec![0; LOAD_ROOM];
-                let length = keeper.load(bytes, &mut answer);
+                let length = closed::with_all_files(|| keeper.load(bytes, &mut answer));
                 // The next keeper shall know it, too, and shall be there before anybody relies on it.
                 self.end_spare();
                 match self.make_spare() {
@@ -172,6 +245,7 @@ impl State {
             (Ok(Request::Twin), Some((client, user))) if self.may_ask(user) => {
                 self.make_twin(keeper, client, answer_to)
             }
+            (Ok(Request::Hello(_)), _) => Err(Errno::BADMSG),
             (Ok(_), _) => Err(Errno::PERM),
             (Err(errno), _) => Err(errno),
         };
@@ -185,21 +259,26 @@ impl State {
     }
 
     fn make_spare(&mut self) -> Role {
+        let Ok((ended, end)) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC) else {
+            return Role::VaultService;
+        };
         // SAFETY: the process has one thread.
         match unsafe { libc::fork() } {
             0 => {
+                drop(end);
                 self.spare = None;
-                closed::lock_memory();
-                wait_for_my_turn(self)
+                closed::lock_memory(true);
+                wait_for_my_turn(self, ended)
             }
             number => {
                 self.spare = Pid::from_raw(number.max(0)).and_then(|pid| {
-                    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-                    Some(Spare { pidfd, pid, made: Instant::now() })
+                    let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
+                        // One that cannot be watched is none.
+                        let _ = rustix::io::write(&end, &[0]);
+                        return None;
+                    };
+                    Some(Spare { pidfd, end, made: Instant::now() })
                 });
-                if self.spare.is_none() {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
                 Role::VaultService
             }
         }
@@ -207,11 +286,12 @@ impl State {
 
     fn end_spare(&mut self) {
         if let Some(spare) = self.spare.take() {
-            let _ = rustix::process::pidfd_send_signal(&spare.pidfd, rustix::process::Signal::KILL);
-            // Dead before there is another one: two would both be keepers.
+            let _ = rustix::io::write(&spare.end, &[0]);
+            // Dead before there is another one: two would both be keepers. One that somebody stopped ends when it
+            // continues.
             let mut one = [PollFd::new(&spare.pidfd, PollFlags::IN)];
-            let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, None));
-            let _ = spare.pid;
+            let patience = rustix::time::Timespec::try_from(SPARE_PATIENCE).ok();
+            let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, patience.as_ref()));
         }
     }
 
@@ -223,7 +303,7 @@ impl State {
     ) -> Result<(), Errno> {
         let answer_to = answer_to.ok_or(Errno::BADMSG)?;
         let of_client = self.twins.iter().filter(|twin| twin.client == client).count();
-        if of_client >= TWINS_OF_ONE || self.twins.len() >= TWINS {
+        if of_client >= TWINS_OF_ONE || self.twins.len() >= self.most_twins {
             return Err(Errno::USERS);
         }
         // SAFETY: the process has one thread.
@@ -254,12 +334,14 @@ impl State {
         // would never come.
         let socket = rustix::io::fcntl_dupfd_cloexec(answer_to, 3)?;
         let socket = only(socket)?;
-        closed::lock_memory();
-        closed::drop_capabilities();
-        let client = client.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
-        // It may be gone already, or its number somebody else's: the socket tells of its death just as well.
-        let client = client.ok().flatten();
+        signals::block_all();
         let (line, memory) = CallBuffer::make()?;
+        let buffers = (vec![0; ROOM], vec![0; ROOM]);
+        closed::lock_memory(false);
+        closed::drop_capabilities();
+        // A client without a number lives in another PID namespace: there is only the socket to tell of its death. One
+        // that is dead by now needs no twin.
+        let client = client.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
         let heard = line.twin().heard();
         let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(&socket).as_raw_fd(), line.mark())
             .map_err(|_| Errno::NOMEM)?;
@@ -271,19 +353,28 @@ impl State {
         message::answer(Some(&socket), Ok(&[]), &[memory.as_fd(), own.as_fd()]);
         drop((memory, own));
         closed::give_up();
-        Server { line, keeper, heard }.serve()
+        Server { line, keeper, heard, buffers }.serve()
     }
 }
 
-/// In the spare: sleeps until the keeper has died, or there is nobody left to serve.
-fn wait_for_my_turn(state: &mut State) -> Role {
+/// In the spare: sleeps until the keeper has died, or there is nobody left to serve, or something can be read from `ended`.
+fn wait_for_my_turn(state: &mut State, ended: OwnedFd) -> Role {
+    let mut ended = Some(ended);
     loop {
-        let mut both =
-            [PollFd::new(&state.own, PollFlags::IN), PollFd::new(&state.socket, PollFlags::empty())];
-        if rustix::io::retry_on_intr(|| rustix::event::poll(&mut both, None)).is_err() {
+        let mut all =
+            vec![PollFd::new(&state.own, PollFlags::IN), PollFd::new(&state.socket, PollFlags::empty())];
+        all.extend(ended.as_ref().map(|ended| PollFd::new(ended, PollFlags::IN)));
+        if rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, None)).is_err() {
             return Role::Superfluous;
         }
-        let (dead, over) = (!both[0].revents().is_empty(), !both[1].revents().is_empty());
+        let events: Vec<PollFlags> = all.iter().map(PollFd::revents).collect();
+        let (dead, over) = (!events[0].is_empty(), !events[1].is_empty());
+        match events.get(2) {
+            Some(end) if end.contains(PollFlags::IN) => return Role::Superfluous,
+            // The keeper is dying, and will be dead in a moment.
+            Some(end) if !end.is_empty() => ended = None,
+            _ => {}
+        }
         if over {
             return Role::Superfluous;
         }
@@ -329,11 +420,13 @@ struct Server<'a, K> {
     line: CallBuffer,
     keeper: &'a mut K,
     heard: u32,
+    /// For a request and its answer, in memory that is locked.
+    buffers: (Vec<u8>, Vec<u8>),
 }
 
 impl<K: VaultService> Server<'_, K> {
     fn serve(mut self) -> ! {
-        let (mut request, mut answer) = (vec![0; ROOM], vec![0; ROOM]);
+        let (mut request, mut answer) = std::mem::take(&mut self.buffers);
         let (mut last, mut at) = (0, ANYWHERE);
         loop {
             while let Some((number, length)) = self.line.asked(last, &mut request) {

@@ -27,6 +27,15 @@ fn changeable(syscall: &Syscall<'_>, directory: i32, path: &[u8], follow: bool) 
     Ok(found.file)
 }
 
+/// The program's descriptor, if what it stands for may be changed, for a call that takes no descriptor with `O_PATH`.
+fn changeable_open(syscall: &Syscall<'_>, number: i32) -> Result<OwnedFd, Errno> {
+    let file = changeable_held(syscall, number)?;
+    if rustix::fs::fcntl_getfl(&file)?.contains(rustix::fs::OFlags::PATH) {
+        return Err(Errno::BADF);
+    }
+    Ok(file)
+}
+
 /// The program's descriptor, if what it stands for may be changed: it may have been opened for reading only.
 fn changeable_held(syscall: &Syscall<'_>, number: i32) -> Result<OwnedFd, Errno> {
     let file = syscall.caller()?.descriptor(number)?;
@@ -41,7 +50,7 @@ pub(super) fn chmod(syscall: &Syscall<'_>) -> Outcome {
 }
 
 pub(super) fn fchmod(syscall: &Syscall<'_>) -> Outcome {
-    mode(&changeable_held(syscall, syscall.int(0))?, syscall.unsigned(1))
+    mode(&changeable_open(syscall, syscall.int(0))?, syscall.unsigned(1))
 }
 
 pub(super) fn fchmodat(syscall: &Syscall<'_>) -> Outcome {
@@ -79,7 +88,7 @@ pub(super) fn lchown(syscall: &Syscall<'_>) -> Outcome {
 }
 
 pub(super) fn fchown(syscall: &Syscall<'_>) -> Outcome {
-    owner(syscall, &changeable_held(syscall, syscall.int(0))?, 1)
+    owner(syscall, &changeable_open(syscall, syscall.int(0))?, 1)
 }
 
 pub(super) fn fchownat(syscall: &Syscall<'_>) -> Outcome {
@@ -175,7 +184,7 @@ pub(super) fn utimes(syscall: &Syscall<'_>) -> Outcome {
 pub(super) fn futimesat(syscall: &Syscall<'_>) -> Outcome {
     let times = microseconds(syscall, 2)?;
     let file = match syscall.argument(1) {
-        0 => changeable_held(syscall, syscall.int(0))?,
+        0 => changeable_open(syscall, syscall.int(0))?,
         _ => changeable(syscall, syscall.int(0), &syscall.path(1)?, true)?,
     };
     set_times(&file, times.as_ref())
@@ -190,13 +199,18 @@ pub(super) fn utimensat(syscall: &Syscall<'_>) -> Outcome {
         0 => None,
         _ => Some(syscall.bytes(2)?),
     };
-    let path = match syscall.argument(1) {
-        0 => None,
-        _ => Some(syscall.path(1)?).filter(|path| !(path.is_empty() && flags & libc::AT_EMPTY_PATH != 0)),
-    };
-    let file = match path {
-        None => changeable_held(syscall, syscall.int(0))?,
-        Some(path) => changeable(syscall, syscall.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
+    if syscall.argument(1) == 0 {
+        // futimens(3).
+        return match flags {
+            0 => set_times(&changeable_open(syscall, syscall.int(0))?, times.as_ref()),
+            _ => Err(Errno::INVAL),
+        };
+    }
+    let path = syscall.path(1)?;
+    let file = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+        changeable_held(syscall, syscall.int(0))?
+    } else {
+        changeable(syscall, syscall.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
     };
     set_times(&file, times.as_ref())
 }
@@ -233,7 +247,7 @@ pub(super) fn lsetxattr(syscall: &Syscall<'_>) -> Outcome {
 }
 
 pub(super) fn fsetxattr(syscall: &Syscall<'_>) -> Outcome {
-    set(syscall, &changeable_held(syscall, syscall.int(0))?)
+    set(syscall, &changeable_open(syscall, syscall.int(0))?)
 }
 
 fn name(syscall: &Syscall<'_>) -> Result<Vec<u8>, Errno> {
@@ -269,7 +283,7 @@ pub(super) fn lremovexattr(syscall: &Syscall<'_>) -> Outcome {
 }
 
 pub(super) fn fremovexattr(syscall: &Syscall<'_>) -> Outcome {
-    unset(syscall, &changeable_held(syscall, syscall.int(0))?)
+    unset(syscall, &changeable_open(syscall, syscall.int(0))?)
 }
 
 fn unset(syscall: &Syscall<'_>, file: &OwnedFd) -> Outcome {

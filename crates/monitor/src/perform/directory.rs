@@ -8,13 +8,16 @@ use rustix::io::Errno;
 use crate::answer::{Answer, Outcome};
 use crate::file::DirectoryEntry;
 use crate::identity::decimal;
+use crate::log::Event;
+use crate::made_files::OWN;
 use crate::policy::Rights;
-use crate::syscall::Syscall;
+use crate::syscall::{Syscall, exists};
 
 const HERE: i32 = libc::AT_FDCWD;
 
-fn done(result: Result<(), Errno>) -> Outcome {
-    result.map(|()| Answer::Value(0))
+/// The directory in which a path's last name is.
+pub(super) fn parent(path: &[u8]) -> &[u8] {
+    &path[..path.iter().rposition(|&byte| byte == b'/').unwrap_or(0)]
 }
 
 pub(super) fn mkdir(syscall: &Syscall<'_>) -> Outcome {
@@ -27,24 +30,39 @@ pub(super) fn mkdirat(syscall: &Syscall<'_>) -> Outcome {
 
 /// The place for something new. What is there already is told before it is refused to make it: `mkdir -p` and its like
 /// try every directory on the way.
-fn new_place(syscall: &Syscall<'_>, directory: i32, path: &[u8]) -> Result<DirectoryEntry, Errno> {
+fn new_place(syscall: &Syscall<'_>, directory: i32, path: &[u8]) -> Result<NewPlace, Errno> {
     let place = syscall.entry(directory, path)?;
-    let visible = syscall.state.policy.rights(&place.path).contains(Rights::STAT);
-    if visible
-        && rustix::fs::statat(&place.directory, place.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
-    {
+    let visible = syscall.rights_at(&place.path).contains(Rights::STAT);
+    if visible && exists(&place) {
         return Err(Errno::EXIST);
     }
-    syscall.check_entry(&place, Rights::CREATE)?;
+    let own = syscall.check_new_entry(&place, Rights::CREATE)?;
     syscall.still_waits()?;
-    Ok(place)
+    Ok(NewPlace { place, own })
+}
+
+/// Where something new is made.
+struct NewPlace {
+    place: DirectoryEntry,
+    /// It may be made because it becomes the program's own.
+    own: bool,
+}
+
+impl NewPlace {
+    /// The call's answer, after it was made or not.
+    fn done(&self, syscall: &Syscall<'_>, result: Result<(), Errno>) -> Outcome {
+        result?;
+        syscall.made(&self.place.path, self.own);
+        Ok(Answer::Value(0))
+    }
 }
 
 fn make_directory(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
-    let place = new_place(syscall, directory, &syscall.path(path)?)?;
+    let new = new_place(syscall, directory, &syscall.path(path)?)?;
+    let place = &new.place;
     syscall.assume_umask()?;
     let mode = Mode::from_raw_mode(syscall.unsigned(path + 1) & 0o7777);
-    done(rustix::fs::mkdirat(&place.directory, place.name.as_slice(), mode))
+    new.done(syscall, rustix::fs::mkdirat(&place.directory, place.name.as_slice(), mode))
 }
 
 pub(super) fn mknod(syscall: &Syscall<'_>) -> Outcome {
@@ -56,7 +74,8 @@ pub(super) fn mknodat(syscall: &Syscall<'_>) -> Outcome {
 }
 
 fn make_node(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
-    let place = new_place(syscall, directory, &syscall.path(path)?)?;
+    let new = new_place(syscall, directory, &syscall.path(path)?)?;
+    let place = &new.place;
     let mode = syscall.unsigned(path + 1);
     let kind = match mode & libc::S_IFMT {
         0 => FileType::RegularFile,
@@ -64,12 +83,13 @@ fn make_node(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
     };
     // A device is a door to all that it stands for.
     if matches!(kind, FileType::CharacterDevice | FileType::BlockDevice) && syscall.argument(path + 2) != 0 {
-        syscall.refuse(&crate::log::Event::Call { reason: "device nodes reach around every path" });
+        syscall.refuse(&Event::Call { reason: "device nodes reach around every path" });
         return Err(Errno::PERM);
     }
     syscall.assume_umask()?;
     let mode = Mode::from_raw_mode(mode & 0o7777);
-    done(rustix::fs::mknodat(&place.directory, place.name.as_slice(), kind, mode, syscall.argument(path + 2)))
+    let device = syscall.argument(path + 2);
+    new.done(syscall, rustix::fs::mknodat(&place.directory, place.name.as_slice(), kind, mode, device))
 }
 
 pub(super) fn unlink(syscall: &Syscall<'_>) -> Outcome {
@@ -93,7 +113,9 @@ fn remove(syscall: &Syscall<'_>, directory: i32, path: &[u8], flags: AtFlags) ->
     rustix::fs::statat(&place.directory, place.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)?;
     syscall.check_entry(&place, Rights::CREATE)?;
     syscall.still_waits()?;
-    done(rustix::fs::unlinkat(&place.directory, place.name.as_slice(), flags))
+    rustix::fs::unlinkat(&place.directory, place.name.as_slice(), flags)?;
+    syscall.state.made.remove(&place.path);
+    Ok(Answer::Value(0))
 }
 
 pub(super) fn rename(syscall: &Syscall<'_>) -> Outcome {
@@ -110,9 +132,15 @@ pub(super) fn renameat2(syscall: &Syscall<'_>) -> Outcome {
 
 /// Whether what lies at `from` may go by the name `to`: its rights must not grow by that, nor those of what lies beneath.
 /// Where they would, it is as between file systems, so that programs copy instead (as Landlock has it).
-fn may_move(syscall: &Syscall<'_>, from: &DirectoryEntry, to: &DirectoryEntry) -> Result<(), Errno> {
+fn may_move(
+    syscall: &Syscall<'_>,
+    from: &DirectoryEntry,
+    to: &DirectoryEntry,
+    own: bool,
+) -> Result<(), Errno> {
     let policy = &syscall.state.policy;
-    if !policy.rights(&from.path).contains(policy.rights(&to.path))
+    let gained = syscall.rights_at(&to.path) | if own { OWN } else { Rights::empty() };
+    if !syscall.rights_at(&from.path).contains(gained)
         || policy.trees.differ_beneath(&from.path)
         || policy.trees.differ_beneath(&to.path)
         || syscall.keeps_names(&from.path)
@@ -123,24 +151,38 @@ fn may_move(syscall: &Syscall<'_>, from: &DirectoryEntry, to: &DirectoryEntry) -
 }
 
 fn move_file(syscall: &Syscall<'_>, from: (i32, usize), to: (i32, usize), flags: u32) -> Outcome {
-    let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+    let mut flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
     let old = syscall.entry(from.0, &syscall.path(from.1)?)?;
     let new = syscall.entry(to.0, &syscall.path(to.1)?)?;
     rustix::fs::statat(&old.directory, old.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)?;
     syscall.check_entry(&old, Rights::CREATE)?;
-    syscall.check_entry(&new, Rights::CREATE)?;
-    may_move(syscall, &old, &new)?;
+    let own = syscall.check_new_entry(&new, Rights::CREATE)?;
+    may_move(syscall, &old, &new, own)?;
     if flags.contains(RenameFlags::EXCHANGE) {
-        may_move(syscall, &new, &old)?;
+        may_move(syscall, &new, &old, false)?;
+    } else if own {
+        // What is there by then is somebody else's.
+        flags |= RenameFlags::NOREPLACE;
     }
+    let fresh = syscall.state.policy.learning && !exists(&new);
     syscall.still_waits()?;
-    done(rustix::fs::renameat_with(
+    rustix::fs::renameat_with(
         &old.directory,
         old.name.as_slice(),
         &new.directory,
         new.name.as_slice(),
         flags,
-    ))
+    )?;
+    if !flags.contains(RenameFlags::EXCHANGE) {
+        syscall.state.made.remove(&old.path);
+    }
+    if own || fresh {
+        syscall.made(&new.path, own);
+    }
+    if syscall.state.policy.learning {
+        syscall.state.recorder.second_name(&old.path, &new.path);
+    }
+    Ok(Answer::Value(0))
 }
 
 pub(super) fn link(syscall: &Syscall<'_>) -> Outcome {
@@ -162,21 +204,35 @@ fn hard_link(syscall: &Syscall<'_>, directory: i32, to: (i32, usize), flags: i32
     } else {
         syscall.find(directory, &path, flags & libc::AT_SYMLINK_FOLLOW != 0)?
     };
-    let place = new_place(syscall, to.0, &syscall.path(to.1)?)?;
+    let new = new_place(syscall, to.0, &syscall.path(to.1)?)?;
+    let place = &new.place;
     syscall.check(&found, Rights::STAT)?;
-    let (rights, _) = syscall.rights(&found);
-    if !rights.contains(syscall.state.policy.rights(&place.path)) {
+    let (rights, name) = syscall.rights(&found);
+    let gained = syscall.rights_at(&place.path) | if new.own { OWN } else { Rights::empty() };
+    let refused = if syscall.state.policy.learning {
+        // What is learnt lists the two apart, unless the program made the first, or both lie in one directory.
+        !name.is_empty() && !syscall.state.recorder.is_made(&name) && parent(&name) != parent(&place.path)
+    } else {
+        !rights.contains(gained)
+    };
+    if refused {
+        let reason = "a second name would have rights that the first has not; programs copy instead";
+        syscall.note(&Event::Call { reason });
         return Err(Errno::XDEV);
     }
     let mut number = [0; 16];
     let number = decimal(found.file.as_raw_fd(), &mut number);
-    done(rustix::fs::linkat(
+    let linked = rustix::fs::linkat(
         syscall.state.identity.descriptors(),
         number,
         &place.directory,
         place.name.as_slice(),
         AtFlags::SYMLINK_FOLLOW,
-    ))
+    );
+    if linked.is_ok() && syscall.state.policy.learning && !name.is_empty() {
+        syscall.state.recorder.second_name(&name, &place.path);
+    }
+    new.done(syscall, linked)
 }
 
 pub(super) fn symlink(syscall: &Syscall<'_>) -> Outcome {
@@ -193,6 +249,7 @@ fn soft_link(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
     if target.is_empty() {
         return Err(Errno::NOENT);
     }
-    let place = new_place(syscall, directory, &syscall.path(path)?)?;
-    done(rustix::fs::symlinkat(target, &place.directory, place.name.as_slice()))
+    let new = new_place(syscall, directory, &syscall.path(path)?)?;
+    let place = &new.place;
+    new.done(syscall, rustix::fs::symlinkat(target, &place.directory, place.name.as_slice()))
 }

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::answer::{Answer, Outcome};
-use crate::file::ResolvedFile;
+use crate::file::{Location, ResolvedFile};
 use crate::identity::decimal;
 use crate::log::Event;
 use crate::policy::Rights;
@@ -38,7 +38,7 @@ fn execute(syscall: &Syscall<'_>, directory: i32, path: usize, flags: i32) -> Ou
     } else {
         syscall.find(directory, &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
     };
-    if found.location == crate::file::Location::Anonymous && !syscall.state.policy.trees.all_executable() {
+    if found.location == Location::Anonymous && !syscall.state.policy.trees.all_executable() {
         syscall.refuse(&Event::Call { reason: "it would execute what has no path" });
         return Err(Errno::ACCESS);
     }
@@ -56,6 +56,14 @@ fn execute(syscall: &Syscall<'_>, directory: i32, path: usize, flags: i32) -> Ou
 /// Refuses unless the file may be executed and, if it is a script, its interpreter.
 fn check(syscall: &Syscall<'_>, found: &ResolvedFile, more: usize) -> Result<(), Errno> {
     syscall.check(found, Rights::EXECUTE)?;
+    // The kernel would refuse it without a word.
+    if let Location::Path(path) = &found.location
+        && !syscall.state.executables.contain(&found.stat, path)
+    {
+        let reason = "the kernel executes what was there at the start, or lies in a listed directory";
+        syscall.refuse(&Event::Call { reason });
+        return Err(Errno::ACCESS);
+    }
     let Some(interpreter) = interpreter(syscall, found) else { return Ok(()) };
     if more == 0 {
         return Err(Errno::LOOP);

@@ -2,8 +2,18 @@
 //!
 //! The socket is the program's own: the monitor fetches a descriptor of it and makes the call on it with the address that
 //! it copied. A Unix socket's path is resolved like any other, and reached by the descriptor that came of it.
+//!
+//! What is decided about is the address that the kernel will use, which is not always the one that is written:
+//!
+//! | written | used by the kernel |
+//! |---|---|
+//! | `AF_UNSPEC` with an IPv4 address: bind(2), and messages of an IPv4 socket | that IPv4 address |
+//! | `AF_UNSPEC` in connect(2) | none: the connection is undone |
+//! | no address (`0.0.0.0`, `::`, `::ffff:0.0.0.0`) as a destination | the socket's own address, or the loopback address |
+//! | listen(2) on an internet socket that is not bound | any free port at the socket's address, usually all addresses |
+//! | bind(2) of a Unix socket to nothing but the family | a free abstract name |
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::OFlags;
@@ -14,11 +24,12 @@ use syscalls::{Sysno, syscall};
 use super::stat::by_number;
 use crate::answer::{Answer, Outcome};
 use crate::file::{DirectoryEntry, Location};
+use crate::landlock;
 use crate::log::Event;
 use crate::memory;
 use crate::policy::Rights;
 use crate::policy::network::{Address, Transport, described, permits};
-use crate::syscall::Syscall;
+use crate::syscall::{Syscall, exists};
 use orrery_sys::errno;
 
 /// `struct sockaddr_storage` (socket(7)).
@@ -50,28 +61,97 @@ fn half(bytes: &[u8], at: usize) -> Result<[u8; 2], Errno> {
     bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)
 }
 
-/// The internet or other address that bytes spell; `None` for a Unix socket's path, which has to be resolved.
-fn address(bytes: &[u8], socket: &OwnedFd) -> Result<Option<Address>, Errno> {
+fn is_unspecified(bytes: &[u8]) -> bool {
+    half(bytes, 0).is_ok_and(|family| i32::from(u16::from_ne_bytes(family)) == libc::AF_UNSPEC)
+}
+
+/// What an address is for: the kernel does not read it alike everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Connect,
+    Bind,
+    Message,
+}
+
+/// The family of a socket (socket(7)), if it is known.
+fn domain(socket: &OwnedFd) -> Option<i32> {
+    rustix::net::sockopt::socket_domain(socket).ok().map(|family| i32::from(family.as_raw()))
+}
+
+/// The internet address in a `struct sockaddr_in`, whatever its family says.
+fn version_4(bytes: &[u8], socket: &OwnedFd) -> Result<Address, Errno> {
+    let ip: [u8; 4] = bytes.get(4..8).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
+    let port = u16::from_be_bytes(half(bytes, 2)?);
+    Ok(Address::Internet(transport(socket), IpAddr::V4(Ipv4Addr::from(ip)), port))
+}
+
+/// The internet or other address that bytes mean to the kernel; `None` for a Unix socket's path, which has to be resolved.
+fn address(bytes: &[u8], socket: &OwnedFd, purpose: Use) -> Result<Option<Address>, Errno> {
     let family = u16::from_ne_bytes(half(bytes, 0)?);
     Ok(Some(match i32::from(family) {
-        // For datagrams, which undo a connection so, and for the kernel's own services, which no policy lists.
-        libc::AF_UNSPEC | libc::AF_NETLINK => Address::Unspecified,
-        libc::AF_INET => {
-            let ip: [u8; 4] = bytes.get(4..8).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
-            let port = u16::from_be_bytes(half(bytes, 2)?);
-            Address::Internet(transport(socket), IpAddr::V4(Ipv4Addr::from(ip)), port)
-        }
+        libc::AF_UNSPEC => match (purpose, domain(socket)) {
+            // It undoes a connection; a message of an IPv6 socket goes where the socket is connected to.
+            (Use::Connect, _) | (Use::Message, Some(libc::AF_INET6)) => Address::Unspecified,
+            // Too short for the kernel, too.
+            (Use::Bind | Use::Message, _) => version_4(bytes, socket)?,
+        },
+        // The kernel's own services, which no policy lists. Who may change what by them is a question of capabilities.
+        libc::AF_NETLINK => Address::Unspecified,
+        libc::AF_INET => version_4(bytes, socket)?,
         libc::AF_INET6 => {
             let ip: [u8; 16] =
                 bytes.get(8..24).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
             let port = u16::from_be_bytes(half(bytes, 2)?);
             Address::Internet(transport(socket), IpAddr::V6(Ipv6Addr::from(ip)), port)
         }
-        libc::AF_UNIX if bytes.len() == PATH => Address::Unspecified,
+        libc::AF_UNIX if bytes.len() == PATH => match purpose {
+            // The kernel picks a name, which nobody can know beforehand.
+            Use::Bind => Address::Abstract(Vec::new()),
+            Use::Connect | Use::Message => return Err(Errno::INVAL),
+        },
         libc::AF_UNIX if bytes[PATH] == 0 => Address::Abstract(bytes[PATH + 1..].to_vec()),
         libc::AF_UNIX => return Ok(None),
         _ => Address::Other(family),
     }))
+}
+
+/// Where the kernel sends what is sent to no address: to the socket's own, which is the loopback address where the socket
+/// has none (`ip_route_output_key_hash`, `tcp_v6_connect`). With `bytes` changed to say so.
+fn destination(address: Address, bytes: &mut [u8], socket: &OwnedFd) -> Address {
+    let Address::Internet(transport, ip, port) = address else { return address };
+    if !ip.to_canonical().is_unspecified() {
+        return address;
+    }
+    let own = own_address(socket).map(|own| own.ip()).filter(|own| !own.to_canonical().is_unspecified());
+    let real = own.map_or_else(
+        || match ip.to_canonical() {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        },
+        |own| own.to_canonical(),
+    );
+    match (ip, real) {
+        (IpAddr::V4(_), IpAddr::V4(real)) => {
+            if let Some(place) = bytes.get_mut(4..8) {
+                place.copy_from_slice(&real.octets());
+            }
+        }
+        (_, real) => {
+            let octets = match real {
+                IpAddr::V4(real) => real.to_ipv6_mapped().octets(),
+                IpAddr::V6(real) => real.octets(),
+            };
+            if let Some(place) = bytes.get_mut(8..24) {
+                place.copy_from_slice(&octets);
+            }
+        }
+    }
+    Address::Internet(transport, real, port)
+}
+
+/// The internet address that a socket has; `None` where it is of another family.
+fn own_address(socket: &OwnedFd) -> Option<SocketAddr> {
+    rustix::net::getsockname(socket).ok()?.try_into().ok()
 }
 
 fn socket_path(bytes: &[u8]) -> &[u8] {
@@ -93,18 +173,31 @@ impl Syscall<'_> {
     }
 
     /// Whether the policy lets the program reach an address, and the address that is sure to be it.
-    fn reachable(&self, bytes: Vec<u8>, socket: &OwnedFd) -> Result<Checked, Errno> {
-        let named = address(&bytes, socket)?.unwrap_or_else(|| Address::Path(socket_path(&bytes).to_vec()));
+    fn reachable(&self, bytes: Vec<u8>, socket: &OwnedFd, purpose: Use) -> Result<Checked, Errno> {
+        self.ask_about_autobind(socket)?;
+        let mut bytes = bytes;
+        let meant = |bytes: &mut [u8]| {
+            let address = address(bytes, socket, purpose)?;
+            Ok::<_, Errno>(address.map(|address| destination(address, bytes, socket)))
+        };
+        let named = meant(&mut bytes)?.unwrap_or_else(|| Address::Path(socket_path(&bytes).to_vec()));
         let new = self.redirection(&named)?;
         let redirected = new.is_some();
-        let bytes = new.unwrap_or(bytes);
-        if let Some(address) = address(&bytes, socket)? {
+        let mut bytes = new.unwrap_or(bytes);
+        // An IPv6 socket may become one of IPv4 (IPV6_ADDRFORM), which would take this for an address.
+        if purpose == Use::Message && is_unspecified(&bytes) && domain(socket) == Some(libc::AF_INET6) {
+            return Ok(Checked { bytes: Vec::new(), _held: None });
+        }
+        if let Some(address) = meant(&mut bytes)? {
             self.permit_connect(&address, redirected)?;
             return Ok(Checked { bytes, _held: None });
         }
         let found = self.find(libc::AT_FDCWD, socket_path(&bytes), true)?;
         let Location::Path(path) = &found.location else { return Err(Errno::ACCESS) };
-        self.permit_connect(&Address::Path(path.clone()), redirected)?;
+        let own = self.state.policy.trees.owns(path) && self.state.made.contain(path);
+        if !own || self.state.policy.learning {
+            self.permit_connect(&Address::Path(path.clone()), redirected)?;
+        }
         let path = by_number(&found.file);
         Ok(Checked {
             bytes: unix_address(path.strip_suffix(b"\0").unwrap_or(&path)),
@@ -112,10 +205,21 @@ impl Syscall<'_> {
         })
     }
 
+    /// A Unix socket for datagrams that wants to be told of credentials (`SO_PASSCRED`) gets a name when it first sends
+    /// something, and with it becomes reachable.
+    fn ask_about_autobind(&self, socket: &OwnedFd) -> Result<(), Errno> {
+        let nameless = || own_address_length(socket) == Some(PATH);
+        let datagrams = || rustix::net::sockopt::socket_type(socket) == Ok(SocketType::DGRAM);
+        if domain(socket) == Some(libc::AF_UNIX) && datagrams() && nameless() && is_told_of_senders(socket) {
+            self.permit_bind(&Address::Abstract(Vec::new()))?;
+        }
+        Ok(())
+    }
+
     fn permit_connect(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
         self.ask_rules_of_address(address, redirected)?;
         if self.state.policy.learning && *address != Address::Unspecified {
-            self.state.recorder.connect(described(address));
+            self.state.recorder.connect(address);
         }
         if permits(&self.state.policy.network.connect, address) {
             return Ok(());
@@ -126,7 +230,7 @@ impl Syscall<'_> {
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
         self.ask_rules_of_address(address, false)?;
         if self.state.policy.learning && *address != Address::Unspecified {
-            self.state.recorder.bind(described(address));
+            self.state.recorder.bind(address);
         }
         if permits(&self.state.policy.network.bind, address) {
             return Ok(());
@@ -152,7 +256,7 @@ fn waiting(
 pub(super) fn connect(syscall: &Syscall<'_>) -> Outcome {
     let bytes = syscall.address_bytes(syscall.argument(1), u64::from(syscall.unsigned(2)))?;
     let socket = syscall.caller()?.descriptor(syscall.int(0))?;
-    let address = syscall.reachable(bytes, &socket)?;
+    let address = syscall.reachable(bytes, &socket, Use::Connect)?;
     syscall.still_waits()?;
     waiting(socket, false, move |socket| {
         let Checked { bytes, .. } = &address;
@@ -164,7 +268,7 @@ pub(super) fn connect(syscall: &Syscall<'_>) -> Outcome {
 pub(super) fn bind(syscall: &Syscall<'_>) -> Outcome {
     let bytes = syscall.address_bytes(syscall.argument(1), u64::from(syscall.unsigned(2)))?;
     let socket = syscall.caller()?.descriptor(syscall.int(0))?;
-    if let Some(address) = address(&bytes, &socket)? {
+    if let Some(address) = address(&bytes, &socket, Use::Bind)? {
         syscall.permit_bind(&address)?;
         syscall.still_waits()?;
         // SAFETY: the address is as long as stated.
@@ -172,13 +276,63 @@ pub(super) fn bind(syscall: &Syscall<'_>) -> Outcome {
         return Ok(Answer::Value(0));
     }
     let place = syscall.entry(libc::AT_FDCWD, socket_path(&bytes))?;
-    syscall.permit_bind(&Address::Path(place.path.clone()))?;
+    let own = syscall.state.policy.trees.owns(&place.path) && !exists(&place);
+    if !own || syscall.state.policy.learning {
+        syscall.permit_bind(&Address::Path(place.path.clone()))?;
+    }
     if syscall.state.policy.learning {
         syscall.check_entry(&place, Rights::CREATE)?;
     }
     syscall.still_waits()?;
     syscall.assume_umask()?;
-    bind_in(&socket, &place)
+    if !bind_as_written(syscall, &socket, &place, &bytes)? {
+        bind_in(&socket, &place)?;
+    }
+    syscall.made(&place.path, own);
+    Ok(Answer::Value(0))
+}
+
+/// Binds to the path that the program wrote, so that the socket is known by it, as getsockname(2) tells. The kernel reads the
+/// path once more: so this is done by a thread that a Landlock domain lets make sockets in that directory and nowhere else.
+/// Returns whether that could be.
+fn bind_as_written(
+    syscall: &Syscall<'_>,
+    socket: &OwnedFd,
+    place: &DirectoryEntry,
+    bytes: &[u8],
+) -> Result<bool, Errno> {
+    let path = socket_path(bytes);
+    let directory = crate::perform::directory::parent(&place.path);
+    // The domain lets sockets be made in directories beneath, too.
+    if path == place.name
+        || syscall.state.policy.trees.differ_beneath(directory)
+        || syscall.keeps_names(directory)
+    {
+        return Ok(false);
+    }
+    let start = if path.first() == Some(&b'/') { None } else { Some(syscall.directory(libc::AT_FDCWD)?) };
+    let bind = || {
+        landlock::sockets_only_in(&place.directory)?;
+        if let Some(start) = &start {
+            rustix::process::fchdir(start)?;
+        }
+        // SAFETY: the address is as long as stated.
+        unsafe { syscall!(Sysno::bind, socket.as_raw_fd(), bytes.as_ptr(), bytes.len()) }.map_err(errno)
+    };
+    // It has the credentials, the umask and the current directory of this one.
+    let bound = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, bind);
+        thread.map_err(|_| Errno::AGAIN).and_then(|thread| thread.join().unwrap_or(Err(Errno::IO)))
+    });
+    if start.is_some() {
+        rustix::process::chdir("/")?;
+    }
+    match bound {
+        Ok(_) => Ok(true),
+        Err(Errno::ADDRINUSE) => Err(Errno::ADDRINUSE),
+        // The path is another one for the monitor (/proc/self), or there is no Landlock.
+        Err(_) => Ok(false),
+    }
 }
 
 /// Binds to a name in a directory that is held fast, from within it: there is no bindat(2). The thread has a current
@@ -192,6 +346,122 @@ fn bind_in(socket: &OwnedFd, place: &DirectoryEntry) -> Outcome {
     bound.map_err(errno)?;
     back?;
     Ok(Answer::Value(0))
+}
+
+/// Waiting for connections. A socket that was bound may: its address was asked about then. One that was not gets a port of
+/// the kernel's choice.
+pub(super) fn listen(syscall: &Syscall<'_>) -> Outcome {
+    let socket = syscall.caller()?.descriptor(syscall.int(0))?;
+    match domain(&socket) {
+        Some(libc::AF_INET | libc::AF_INET6) => {
+            let own = own_address(&socket).ok_or(Errno::INVAL)?;
+            // A port that the kernel chose for a connection under way goes when that fails, even after this look.
+            let bound = own.port() != 0 && is_at_rest(&socket);
+            if !bound {
+                syscall.permit_bind(&Address::Internet(transport(&socket), own.ip(), 0))?;
+            }
+        }
+        // Whatever name it has was asked about, but for one that the kernel picked.
+        Some(libc::AF_UNIX) => {
+            if is_autobound(&socket) {
+                syscall.permit_bind(&Address::Abstract(Vec::new()))?;
+            }
+        }
+        _ => syscall.permit_bind(&Address::Other(0))?,
+    }
+    syscall.still_waits()?;
+    // SAFETY: both are numbers.
+    unsafe { syscall!(Sysno::listen, socket.as_raw_fd(), syscall.int(1)) }.map_err(errno)?;
+    Ok(Answer::Value(0))
+}
+
+/// Whether a stream socket is neither connected nor about to be (`TCP_CLOSE` or `TCP_LISTEN` of tcp(7)).
+fn is_at_rest(socket: &OwnedFd) -> bool {
+    const CLOSE: u8 = 7;
+    const LISTEN: u8 = 10;
+    let mut state = [0_u8; 1];
+    let mut length: libc::socklen_t = 1;
+    // SAFETY: the kernel writes as much as the length says, the first byte of `struct tcp_info`.
+    let asked = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            state.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    asked == 0 && matches!(state[0], CLOSE | LISTEN)
+}
+
+/// The bytes of a socket's own address.
+fn own_address_bytes(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let mut bytes = vec![0_u8; LONGEST];
+    let mut length = libc::socklen_t::try_from(LONGEST).ok()?;
+    // SAFETY: the kernel writes as much as the length says.
+    let asked = unsafe { libc::getsockname(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), &raw mut length) };
+    bytes.truncate(usize::try_from(length).ok()?);
+    (asked == 0).then_some(bytes)
+}
+
+fn own_address_length(socket: &OwnedFd) -> Option<usize> {
+    own_address_bytes(socket).map(|bytes| bytes.len())
+}
+
+/// Whether a Unix socket's name looks like one that the kernel picks: five digits of base 16 (unix(7)).
+fn is_autobound(socket: &OwnedFd) -> bool {
+    own_address_bytes(socket).is_some_and(|bytes| {
+        let name = bytes.get(PATH..).unwrap_or_default();
+        name.len() == 6 && name[0] == 0 && name[1..].iter().all(u8::is_ascii_hexdigit)
+    })
+}
+
+/// Whether a Unix socket asks for its senders' credentials or processes.
+fn is_told_of_senders(socket: &OwnedFd) -> bool {
+    const SO_PASSPIDFD: i32 = 76;
+    [libc::SO_PASSCRED, SO_PASSPIDFD].into_iter().any(|option| {
+        let mut value = 0_i32;
+        let mut length: libc::socklen_t = 4;
+        // SAFETY: the kernel writes a number of as many bytes as the length says.
+        let asked = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw mut value).cast(),
+                &raw mut length,
+            )
+        };
+        asked == 0 && value != 0
+    })
+}
+
+/// Options that send packets elsewhere first than where their address says: source routes of IPv4 (`IP_OPTIONS`) and
+/// routing headers of IPv6. The filter knows the number of the option, the level is looked at here; both are values, so the
+/// call may go on.
+pub(super) fn setsockopt(syscall: &Syscall<'_>) -> Outcome {
+    if !is_route(syscall.int(1), syscall.int(2)) {
+        return Ok(Answer::GoOn);
+    }
+    syscall.refuse(&Event::Call { reason: "packets would take a route that no policy lists" });
+    Err(Errno::PERM)
+}
+
+/// Options of sockets that are asked about, of whatever level: see [`setsockopt`].
+pub(crate) const ROUTES: [i32; 3] = [IP_OPTIONS, IPV6_2292PKTOPTIONS, IPV6_RTHDR];
+/// `IP_RETOPTS`, by which a single message has options, is another number.
+const IP_OPTIONS: i32 = 4;
+const IP_RETOPTS: i32 = 7;
+const IPV6_2292RTHDR: i32 = 5;
+const IPV6_2292PKTOPTIONS: i32 = 6;
+const IPV6_RTHDR: i32 = 57;
+
+fn is_route(level: i32, option: i32) -> bool {
+    match level {
+        libc::IPPROTO_IP => matches!(option, IP_OPTIONS | IP_RETOPTS),
+        libc::IPPROTO_IPV6 => matches!(option, IPV6_2292RTHDR | IPV6_2292PKTOPTIONS | IPV6_RTHDR),
+        _ => false,
+    }
 }
 
 /// A message, copied.
@@ -250,7 +520,7 @@ pub(super) fn sendto(syscall: &Syscall<'_>) -> Outcome {
         0 => None,
         pointer => {
             let bytes = syscall.address_bytes(pointer, u64::from(syscall.unsigned(5)))?;
-            Some(syscall.reachable(bytes, &socket)?)
+            Some(syscall.reachable(bytes, &socket, Use::Message)?)
         }
     };
     let length = usize::try_from(syscall.argument(2)).map_err(|_| Errno::INVAL)?;
@@ -304,7 +574,9 @@ fn copied(syscall: &Syscall<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> 
     let name_length = u64::from(u32::from_ne_bytes(std::array::from_fn(|byte| header[8 + byte])));
     let address = match (word(&header, 0), name_length) {
         (0, _) | (_, 0) => None,
-        (pointer, length) => Some(syscall.reachable(syscall.address_bytes(pointer, length)?, socket)?),
+        (pointer, length) => {
+            Some(syscall.reachable(syscall.address_bytes(pointer, length)?, socket, Use::Message)?)
+        }
     };
     let parts =
         usize::try_from(word(&header, 24)).ok().filter(|parts| *parts <= PARTS).ok_or(Errno::MSGSIZE)?;
@@ -337,6 +609,10 @@ fn adopt(syscall: &Syscall<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errn
         if length < HEADER || at.checked_add(length).is_none_or(|end| end > control.len()) {
             return Err(Errno::INVAL);
         }
+        if is_route(number(8), number(12)) {
+            syscall.refuse(&Event::Call { reason: "packets would take a route that no policy lists" });
+            return Err(Errno::PERM);
+        }
         let rights = (number(8), number(12)) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
         if rights {
             for place in control[at + HEADER..at + length].chunks_exact_mut(4) {
@@ -351,22 +627,23 @@ fn adopt(syscall: &Syscall<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errn
     Ok(files)
 }
 
-/// What kind of socket may be made: numbers, so that the call goes on by itself.
 /// Protocols whose sockets go where connect(2) and messages say, and nowhere else: SCTP, for one, takes addresses by
 /// setsockopt(2).
 const PLAIN: [i32; 6] =
     [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6, libc::IPPROTO_MPTCP];
 
+/// What kind of socket may be made: numbers, so that the call goes on by itself.
 pub(super) fn socket(syscall: &Syscall<'_>) -> Outcome {
     let kind = syscall.int(1) & 0xf;
-    let known = match syscall.int(0) {
-        libc::AF_INET | libc::AF_INET6 if !PLAIN.contains(&syscall.int(2)) => false,
-        libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => match kind {
-            libc::SOCK_STREAM | libc::SOCK_SEQPACKET => true,
-            libc::SOCK_DGRAM => syscall.state.policy.network.has_datagrams(),
-            _ => false,
-        },
-        libc::AF_NETLINK => syscall.int(2) == libc::NETLINK_ROUTE,
+    let network = &syscall.state.policy.network;
+    let known = match (syscall.int(0), kind) {
+        // Protocol 0 of the kind SOCK_SEQPACKET would be SCTP.
+        (libc::AF_INET | libc::AF_INET6, _) if !PLAIN.contains(&syscall.int(2)) => false,
+        (libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_SEQPACKET)
+        | (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM) => true,
+        (libc::AF_UNIX, libc::SOCK_DGRAM) => network.has_unix(),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) => network.has_internet_datagrams(),
+        (libc::AF_NETLINK, _) => syscall.int(2) == libc::NETLINK_ROUTE,
         _ => false,
     };
     if known {

@@ -2,15 +2,16 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::answer::{Answer, Outcome};
-use crate::file::{DirectoryEntry, ResolvedFile, is_directory, is_link, is_plain};
+use crate::file::{DirectoryEntry, Location, ResolvedFile, is_directory, is_link, is_plain};
 use crate::identity::decimal;
 use crate::log::Event;
 use crate::policy::Rights;
 use crate::syscall::Syscall;
+use crate::system_files;
 
 /// What was asked for.
 struct Wanted {
@@ -21,6 +22,8 @@ struct Wanted {
     within: ResolveFlags,
 }
 
+/// Devices that are opened so often that they are not looked for first; opening them does nothing.
+const HARMLESS: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/random", b"/dev/urandom", b"/dev/tty"];
 /// How often a name is looked for and made again while others remove and make it.
 const MOST_ROUNDS: usize = 16;
 
@@ -172,6 +175,12 @@ fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Err
     {
         return Ok(None);
     }
+    // A device does something when it is opened: which one it is has to be known before.
+    if wanted.path.starts_with(b"/dev/") && !HARMLESS.contains(&wanted.path.as_slice())
+        || system_files::setting(&wanted.path).is_some()
+    {
+        return Ok(None);
+    }
     let makes = if wanted.makes() { Rights::CREATE } else { Rights::empty() };
     if !syscall.state.policy.rights(&wanted.path).contains(wanted.needed() | makes)
         || !syscall.passes(&wanted.path)
@@ -197,6 +206,8 @@ fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Err
     match FileType::from_raw_mode(stat.st_mode) {
         _ if syscall.state.identity.is_proc(&stat) => return Ok(None),
         FileType::RegularFile | FileType::Directory => (),
+        FileType::BlockDevice => return Ok(None),
+        FileType::CharacterDevice if !system_files::is_harmless(&stat) => return Ok(None),
         FileType::CharacterDevice => right_terminal(syscall, &stat)?,
         // With what is open now still open, so that the other end sees no gap.
         FileType::Fifo if waits => return Ok(Some(wait_for_pipe(syscall, wanted, file)?)),
@@ -214,6 +225,9 @@ fn existing(syscall: &Syscall<'_>, wanted: &Wanted, found: ResolvedFile) -> Outc
     if wanted.makes() && wanted.flags.contains(OFlags::EXCL) {
         syscall.check(&found, Rights::STAT)?;
         return Err(Errno::EXIST);
+    }
+    if wanted.is_temporary() {
+        return temporary(syscall, wanted, &found);
     }
     syscall.check(&found, wanted.needed())?;
     let directory = is_directory(&found.stat);
@@ -236,13 +250,43 @@ fn existing(syscall: &Syscall<'_>, wanted: &Wanted, found: ResolvedFile) -> Outc
         }
         _ => (),
     }
-    if wanted.is_temporary() {
-        syscall.assume_umask()?;
-    }
     if wanted.flags.contains(OFlags::TRUNC) {
         syscall.still_waits()?;
     }
     reopen(syscall, wanted, &found.file).map(|file| wanted.given(file))
+}
+
+/// Makes a file without a name in a directory (`O_TMPFILE`). What it is known as tells its number.
+fn temporary(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Outcome {
+    if !is_directory(&found.stat) {
+        return Err(Errno::NOTDIR);
+    }
+    let learning = syscall.state.policy.learning;
+    let own = match &found.location {
+        Location::Path(path) => {
+            let (rights, _) = syscall.rights(found);
+            syscall.state.policy.trees.owns(&[path.as_slice(), b"/#"].concat())
+                && !rights.contains(wanted.needed())
+        }
+        Location::Anonymous => false,
+    };
+    if !own && !learning {
+        syscall.check(found, wanted.needed())?;
+    }
+    syscall.assume_umask()?;
+    syscall.still_waits()?;
+    let file = reopen(syscall, wanted, &found.file)?;
+    if own || learning {
+        let name = syscall.state.identity.path_of(&file)?;
+        let name = name.strip_suffix(b" (deleted)").unwrap_or(&name);
+        if learning {
+            syscall.state.recorder.file(name, wanted.needed());
+        }
+        // A file of that name is another one.
+        let there = rustix::fs::statat(CWD, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        syscall.made(name, own && !there);
+    }
+    Ok(wanted.given(file))
 }
 
 /// From a descriptor that only stands for a file to one that reads or writes it: the same file, whatever its path means
@@ -275,12 +319,14 @@ fn stand_in(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Out
             return Ok(wanted.given(file));
         }
     }
-    // openat2(2) has its flags in memory, where they may change.
-    if syscall.state.policy.trees.all_visible() && syscall.name() != "openat2" {
+    // openat2(2) has its flags in memory, where they may change. So has every call its path, which matters where rules hide
+    // some files.
+    let hides = !syscall.state.policy.trees.all_visible() || syscall.keeps_names(b"/");
+    if !hides && syscall.name() != "openat2" {
         return Ok(Answer::GoOn);
     }
-    Err(syscall
-        .refuse(&Event::Call { reason: "O_PATH needs the right to read, or a policy with stat = [\"/\"]" }))
+    let reason = "O_PATH needs a file that can be read, or a policy under which everything may be looked at";
+    Err(syscall.refuse(&Event::Call { reason }))
 }
 
 /// Makes the file, which must not exist.
@@ -288,12 +334,13 @@ fn make(syscall: &Syscall<'_>, wanted: &Wanted, place: &DirectoryEntry) -> Outco
     if place.name.last() == Some(&b'/') {
         return Err(Errno::ISDIR);
     }
-    syscall.check_entry(place, wanted.needed() | Rights::CREATE)?;
+    let own = syscall.check_new_entry(place, wanted.needed() | Rights::CREATE)?;
     syscall.assume_umask()?;
     syscall.still_waits()?;
     let flags = wanted.flags() | OFlags::EXCL | OFlags::NOFOLLOW;
-    rustix::fs::openat(&place.directory, place.name.as_slice(), flags, wanted.mode)
-        .map(|file| wanted.given(file))
+    let file = rustix::fs::openat(&place.directory, place.name.as_slice(), flags, wanted.mode)?;
+    syscall.made(&place.path, own);
+    Ok(wanted.given(file))
 }
 
 /// `/dev/tty` is the terminal of whoever opens it.

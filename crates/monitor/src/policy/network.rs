@@ -61,12 +61,28 @@ impl Network {
 }
 
 impl Network {
-    /// Whether a datagram could be sent to something that is listed. Datagrams carry their address with them, so where
-    /// there are some, every message is looked at.
+    /// Whether a datagram could be sent to or received at something that is listed. Datagrams carry their address with them,
+    /// so where there are some, every message is looked at.
     pub(crate) fn has_datagrams(&self) -> bool {
-        self.connect
-            .iter()
-            .any(|allowed| !matches!(allowed, Allowed::Internet { transport: Some(Transport::Tcp), .. }))
+        self.has_unix() || self.has_internet_datagrams()
+    }
+
+    /// Whether a Unix socket is listed, or everything.
+    pub(crate) fn has_unix(&self) -> bool {
+        self.any(|allowed| matches!(allowed, Allowed::Everything | Allowed::Path(_) | Allowed::Abstract(..)))
+    }
+
+    /// Whether an internet address is listed for datagrams, or everything.
+    pub(crate) fn has_internet_datagrams(&self) -> bool {
+        self.any(|allowed| match allowed {
+            Allowed::Everything => true,
+            Allowed::Internet { transport, .. } => *transport != Some(Transport::Tcp),
+            Allowed::Path(_) | Allowed::Abstract(..) => false,
+        })
+    }
+
+    fn any(&self, is: impl Fn(&Allowed) -> bool) -> bool {
+        self.connect.iter().chain(&self.bind).any(is)
     }
 }
 

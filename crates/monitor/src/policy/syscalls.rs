@@ -31,6 +31,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("add_key", "keys are shared with others"),
     ("bpf", "sees into other processes"),
     ("chroot", "changes what paths mean"),
+    ("clock_settime", "changes the system"),
     ("create_module", "changes the kernel"),
     ("delete_module", "changes the kernel"),
     ("fanotify_init", "sees what others do to files"),
@@ -72,6 +73,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("syslog", "tells what others do"),
     ("umount2", "changes what paths mean"),
     ("unshare", "changes what paths mean"),
+    ("userfaultfd", "lets the monitor wait for memory that never comes"),
     ("uselib", "loads a file unasked"),
     ("vhangup", "changes the system"),
 ];

@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use super::network::Allowed;
 use super::syscalls::{ESSENTIAL, Word, error_named, named};
-use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, network};
+use super::{Calls, Capabilities, Limits, Network, Opens, Policy, Refusal, Rights, Trees, network};
 use crate::Error;
 
 /// Reads `text`, which errors call `name`.
@@ -50,6 +50,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
             file_size: size(limits.file_size.as_ref())?,
             cpu_seconds: limits.cpu_seconds,
         },
+        capabilities: capabilities(document.capabilities())?,
         refusal,
         learning: false,
         opens,
@@ -79,6 +80,11 @@ fn trees(files: &Files) -> Result<Trees, Fault> {
             // The links on the way, which are looked at under their own names.
             trees.lead_to(path.as_os_str().as_bytes());
         }
+    }
+    for entry in &files.own {
+        let path = of(entry, absolute)?;
+        trees.allow_own(real(&path).as_os_str().as_bytes());
+        trees.lead_to(path.as_os_str().as_bytes());
     }
     for entry in &files.deny {
         let path = of(entry, absolute)?;
@@ -228,6 +234,11 @@ fn calls(names: &SystemCalls) -> Result<Calls, Fault> {
     Ok(calls)
 }
 
+fn capabilities(names: Option<&Entries>) -> Result<Capabilities, Fault> {
+    let Some(names) = names else { return Ok(Capabilities::ORDINARY) };
+    names.iter().try_fold(Capabilities::empty(), |all, name| Ok(all | of(name, Capabilities::named)?))
+}
+
 fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {
     entry.map(|entry| of(entry, values::size)).transpose()
 }
@@ -255,6 +266,7 @@ mod tests {
             ("[files]\nread = [\"/a/*\"]", "p:2:9: \"/a/*\": there are no wildcards"),
             ("[files]\nread = [\"$NO_SUCH_THING/x\"]", "p:2:9: \"$NO_SUCH_THING/x\": the environment"),
             ("refusal = \"ENO\"", "p:1:11: no error"),
+            ("capabilities = ['cap_kill', 'cap_fly']", "p:1:29: no capability is called \"cap_fly\""),
             ("mediation = \"never\"", "p:1:13: \"never\" is no kind of mediation"),
         ];
         for (text, message) in cases {

@@ -44,6 +44,8 @@ struct Entry {
     allowed: Option<Rights>,
     /// Refused here and beneath, whatever is allowed.
     denied: bool,
+    /// New names may be made beneath, and are then the program's own.
+    own: bool,
     /// May be looked at, but not what lies beneath: leads to what is allowed.
     leading: bool,
 }
@@ -117,6 +119,36 @@ impl Trees {
         self.lead_to(path);
     }
 
+    /// Lets new names be made beneath `path`.
+    pub(crate) fn allow_own(&mut self, path: &[u8]) {
+        self.entry_mut(trimmed(path)).own = true;
+        self.lead_to(path);
+    }
+
+    /// Whether a new name `path` may be made, to be the program's own.
+    pub(crate) fn owns(&self, path: &[u8]) -> bool {
+        let mut own = false;
+        for prefix in prefixes(trimmed(path)) {
+            let entry = self.entry(hash(prefix), prefix);
+            if entry.is_some_and(|entry| entry.denied) {
+                return false;
+            }
+            own |= prefix.len() < trimmed(path).len() && entry.is_some_and(|entry| entry.own);
+        }
+        own
+    }
+
+    /// Whether this is refused whatever is allowed.
+    pub(crate) fn is_denied(&self, path: &[u8]) -> bool {
+        prefixes(trimmed(path))
+            .any(|prefix| self.entry(hash(prefix), prefix).is_some_and(|entry| entry.denied))
+    }
+
+    /// The directories in which new names may be made.
+    pub(crate) fn own(&self) -> impl Iterator<Item = &[u8]> {
+        self.all().filter(|(_, entry)| entry.own).map(|(path, _)| path)
+    }
+
     /// Lets `path`, but nothing beneath, be looked at, and all that leads there.
     pub(crate) fn lead_to(&mut self, path: &[u8]) {
         for prefix in prefixes(trimmed(path)) {
@@ -131,6 +163,11 @@ impl Trees {
 
     /// The rights over `path`.
     pub(crate) fn rights(&self, path: &[u8]) -> Rights {
+        self.rights_by_entries_of(path, 0)
+    }
+
+    /// The rights over `path` that entries give whose own paths have this length or more.
+    pub(crate) fn rights_by_entries_of(&self, path: &[u8], least: usize) -> Rights {
         let path = trimmed(path);
         let mut rights = Rights::empty();
         let mut leading = false;
@@ -141,7 +178,9 @@ impl Trees {
                 if entry.is_some_and(|entry| entry.denied) {
                     return Rights::empty();
                 }
-                rights |= entry.and_then(|entry| entry.allowed).unwrap_or(Rights::empty());
+                if at >= least {
+                    rights |= entry.and_then(|entry| entry.allowed).unwrap_or(Rights::empty());
+                }
                 leading = entry.is_some_and(|entry| entry.leading);
             }
             hash = path.get(at).map_or(hash, |&byte| mixed(hash, byte));
@@ -223,6 +262,16 @@ mod tests {
         assert!(rights("/home/u/.sshx").contains(Rights::WRITE));
         assert!(trees.differ_beneath(b"/home/u") && trees.differ_beneath(b"/usr"));
         assert!(!trees.differ_beneath(b"/usr/bin") && !trees.all_executable() && !trees.all_visible());
+    }
+
+    #[test]
+    fn new_names_are_made_beneath_and_not_where_it_is_denied() {
+        let mut trees = Trees::default();
+        trees.allow_own(b"/tmp");
+        trees.deny(b"/tmp/closed");
+        assert!(trees.owns(b"/tmp/a") && trees.owns(b"/tmp/a/b"));
+        assert!(!trees.owns(b"/tmp") && !trees.owns(b"/tmp/closed/x") && !trees.owns(b"/tmpx"));
+        assert_eq!((trees.rights(b"/tmp/a"), trees.rights(b"/tmp")), (Rights::empty(), Rights::STAT));
     }
 
     #[test]

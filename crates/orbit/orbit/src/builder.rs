@@ -45,6 +45,7 @@ pub struct Builder {
     init_limit: Duration,
     placement: Placement,
     largest_update: usize,
+    unreceived: usize,
     allowed: Vec<Range<usize>>,
 }
 
@@ -66,11 +67,12 @@ impl Builder {
             restart: Restart::Never,
             settings: Settings::default(),
             bound: 64,
-            back_pressure: BackPressure::WaitAtMost(Duration::from_secs(1)),
+            back_pressure: BackPressure::WaitForValues(Duration::from_secs(1)),
             time_limit: None,
             init_limit: Duration::from_secs(60),
             placement: Placement::Auto,
             largest_update: 256 << 20,
+            unreceived: 256 << 20,
             allowed: Vec::new(),
         }
     }
@@ -172,7 +174,8 @@ impl Builder {
         self
     }
 
-    /// Sets what to do with a call when the queue is full. By default it waits for a second and then fails.
+    /// Sets what to do with a call when the queue is full. The default is to wait for a second
+    /// where the call has a return value ([`BackPressure::WaitForValues`]).
     #[must_use]
     pub fn back_pressure(mut self, policy: BackPressure) -> Self {
         self.back_pressure = policy;
@@ -204,6 +207,14 @@ impl Builder {
     #[must_use]
     pub fn largest_update(mut self, bytes: usize) -> Self {
         self.largest_update = bytes;
+        self
+    }
+
+    /// Sets how many bytes of updates of one call main keeps until the program receives them. What comes beyond that is
+    /// dropped, and an [`Error::BadUpdate`] says so in its place. The default is 256 MiB.
+    #[must_use]
+    pub fn unreceived_updates(mut self, bytes: usize) -> Self {
+        self.unreceived = bytes;
         self
     }
 
@@ -298,6 +309,9 @@ impl Builder {
             received: 0,
             mail_buffer: Vec::new(),
             largest_update: self.largest_update,
+            unreceived: self.unreceived,
+            more: false,
+            stalled: false,
             permissions: Permissions { code, ranges: self.allowed },
             records: Records::with_room(self.bound as usize),
             flights: VecDeque::with_capacity(channel.slots() as usize),
@@ -336,9 +350,12 @@ fn start(settings: &Settings, channel: &Channel, program: Program) -> Result<Dom
             -1
         }
     };
+    let ledger = Arc::clone(&program.ledger);
+    let shared = [ledger.memory()];
     // SAFETY: the program keeps the channel; its code takes no lock that another thread of main may hold, and what the
     // user's functions do is theirs to know (the book says so).
-    let domain = unsafe { Domain::start_by(settings, channel, Box::new(move || program.run()), &by) };
+    let domain =
+        unsafe { Domain::start_by(settings, channel, &shared, Box::new(move || program.run()), &by) };
     match (domain, failed.take()) {
         (_, Some(error)) => Err(error.into()),
         (domain, None) => Ok(domain?),

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::ledger::Ledger;
+use crate::task;
 
 /// Signals that a program gets for what it does.
 const SIGNALS: [c_int; 7] =
@@ -47,7 +48,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
     let by_kernel = code > 0;
     let has_address = by_kernel && signal != libc::SIGSYS;
     let ledger = LEDGER.load(Ordering::SeqCst);
-    if !ledger.is_null() {
+    if !ledger.is_null() && task::is_orbit_itself() {
         // SAFETY: set by `install` to a ledger that lives as long as the process.
         unsafe { &*ledger }.note_signal(signal, has_address.then_some(address), instruction(context));
     }

@@ -94,7 +94,7 @@ impl Future {
         self.check()?;
         let Ticket { call, record } = self.ticket;
         self.shared.wait(None, until, |state| {
-            if let Some(update) = state.records.get(record, call)?.updates.pop_front() {
+            if let Some(update) = state.records.get(record, call)?.next() {
                 return Some(update.map(Some));
             }
             state.records.outcome(record, call).map(|_| Ok(None))

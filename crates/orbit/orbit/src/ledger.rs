@@ -61,8 +61,13 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// For a queue with so many slots, a power of two.
     pub(crate) fn new(slots: u32) -> Result<Self> {
-        let memory = SharedMemory::new("orrery-ledger", CLAIMS + slots as usize * 4)?;
+        let memory = SharedMemory::for_domains("orrery-ledger", CLAIMS + slots as usize * 4)?;
         Ok(Self { memory, slots })
+    }
+
+    /// Returns the memory, which the orbit inherits.
+    pub(crate) fn memory(&self) -> &SharedMemory {
+        &self.memory
     }
 
     fn layout(&self) -> &Layout {

@@ -5,6 +5,17 @@ use std::collections::VecDeque;
 use crate::error::{Error, Result};
 use crate::update::Update;
 
+/// What an update takes besides its bytes, as the bound on kept updates counts it.
+pub(crate) const UPDATE_OVERHEAD: usize = 128;
+
+/// An update that waits to be received.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) update: Result<Update>,
+    /// What the bound counts for it.
+    pub(crate) bytes: usize,
+}
+
 /// How far a call came.
 #[derive(Debug, Default)]
 pub(crate) enum Progress {
@@ -22,9 +33,23 @@ pub(crate) enum Progress {
 pub(crate) struct Record {
     pub(crate) call: u64,
     pub(crate) progress: Progress,
-    pub(crate) updates: VecDeque<Result<Update>>,
+    pub(crate) updates: VecDeque<Kept>,
+    /// The bytes of `updates`.
+    pub(crate) kept: usize,
+    /// An update was dropped since the last one was received.
+    pub(crate) overflowed: bool,
     /// Nobody will ask for it.
     pub(crate) abandoned: bool,
+}
+
+impl Record {
+    /// Takes the oldest update.
+    pub(crate) fn next(&mut self) -> Option<Result<Update>> {
+        let Kept { update, bytes } = self.updates.pop_front()?;
+        self.kept = self.kept.saturating_sub(bytes);
+        self.overflowed = false;
+        Some(update)
+    }
 }
 
 /// All records.
@@ -50,6 +75,7 @@ impl Records {
         record.call = call;
         record.progress = Progress::UnderWay;
         record.abandoned = abandoned;
+        (record.kept, record.overflowed) = (0, false);
         index
     }
 
@@ -72,6 +98,7 @@ impl Records {
     pub(crate) fn abandon(&mut self, index: usize, call: u64) {
         if let Some(record) = self.get(index, call) {
             record.abandoned = true;
+            record.updates.clear();
             if matches!(record.progress, Progress::Over(_)) {
                 self.free(index);
             }
@@ -95,7 +122,7 @@ impl Records {
         let record = self.get(index, call)?;
         let Progress::Over(_) = record.progress else { return None };
         let Progress::Over(outcome) = core::mem::take(&mut record.progress) else { return None };
-        let updates = core::mem::take(&mut record.updates);
+        let updates = core::mem::take(&mut record.updates).into_iter().map(|kept| kept.update).collect();
         self.free.push(index);
         Some((outcome, updates))
     }

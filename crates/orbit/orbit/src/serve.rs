@@ -68,6 +68,7 @@ impl Program {
             Err(error) => give_up(|| self.ledger.note_queue(&error.to_string())),
         };
         let inside: &'static Inside = Box::leak(Box::new(Inside {
+            pid: rustix::process::getpid(),
             name: self.name.clone(),
             channel: Arc::clone(&self.channel),
             ledger: Arc::clone(&self.ledger),
@@ -166,7 +167,12 @@ impl Program {
 
     /// Runs the user's code; a panic ends the orbit.
     fn guarded<R>(&self, work: impl FnOnce() -> R) -> R {
-        match catch_unwind(AssertUnwindSafe(work)) {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        // A child that the task forked and let return is not the orbit, and must not go on as if it were.
+        if !task::is_orbit_itself() {
+            end(if result.is_ok() { 0 } else { PANICKED });
+        }
+        match result {
             Ok(result) => result,
             Err(panic) => {
                 let text = panic

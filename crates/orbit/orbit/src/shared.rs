@@ -83,6 +83,9 @@ impl Shared {
 
     /// Gives the lock away and waits for the orbit's ring, its death, or the next moment at which something is due.
     pub(crate) fn nap(&self, state: MutexGuard<'_, State>, heard: u32, until: Option<Moment>) -> Woken {
+        if state.more {
+            return Woken::Rung;
+        }
         let due = state.next_look();
         let until = match (until, due) {
             (Some(until), Some(due)) => Some(until.min(due)),

@@ -23,13 +23,19 @@ use rustix::thread::CpuSet;
 use crate::error::{Error, Fault, Result};
 use crate::ledger::{Claim, Ledger};
 use crate::protocol::{ANSWER, Answer};
-use crate::records::Records;
+use crate::records::{Kept, Records, UPDATE_OVERHEAD};
 use crate::update::{Permissions, Update};
 use crate::update_socket::{Arrival, UpdateSocket};
 
 /// How much longer than its limit a task may take before main looks for itself: the kernel's timer in the orbit should
 /// have fired.
 const GRACE: Duration = Duration::from_millis(300);
+
+/// How many arrivals main takes in one look, and after how many bytes it takes no more: a task may send without end.
+const ARRIVALS: usize = 256;
+const ARRIVING_BYTES: usize = 16 << 20;
+/// How many at most it takes before an answer, to which they belong: more than a socket holds at once.
+const ARRIVALS_BEFORE_ANSWER: usize = 1 << 14;
 
 /// A call in the queue.
 #[derive(Debug)]
@@ -82,8 +88,14 @@ pub(crate) struct State {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) mail: Arc<UpdateSocket>,
     pub(crate) received: u32,
+    /// Whether a call waited for room in vain, and no task has returned since.
+    pub(crate) stalled: bool,
+    /// Whether more may lie in the socket than the last look took.
+    pub(crate) more: bool,
     pub(crate) mail_buffer: Vec<u8>,
     pub(crate) largest_update: usize,
+    /// How many bytes of updates of one call are kept until the program receives them.
+    pub(crate) unreceived: usize,
     pub(crate) permissions: Permissions,
     pub(crate) records: Records,
     pub(crate) flights: VecDeque<Flight>,
@@ -123,13 +135,14 @@ impl State {
 
     /// Answers, updates, and slots that are done with.
     fn take_in(&mut self) -> core::result::Result<(), String> {
-        self.take_mail();
+        self.take_mail(ARRIVALS, ARRIVING_BYTES);
         let mut bytes = [0; ANSWER];
         while let Some(len) = self.side.peek(&mut bytes).map_err(|e| e.to_string())? {
             let answer = Answer::decode(&bytes[..len]).ok_or("an answer of the wrong size")?;
             self.side.take();
-            // Updates of a task are sent before its answer.
-            self.take_mail();
+            self.stalled = false;
+            // Updates of a task are sent before its answer, and are bounded by what is kept of one call.
+            self.take_mail(ARRIVALS_BEFORE_ANSWER, usize::MAX);
             let index = self
                 .flights
                 .iter()
@@ -171,14 +184,37 @@ impl State {
         Ok(())
     }
 
-    fn take_mail(&mut self) {
-        if self.ledger.mailed() == self.received {
+    /// Takes in updates until there are no more, or `arrivals` or `bytes` have come.
+    fn take_mail(&mut self, arrivals: usize, bytes: usize) {
+        if self.ledger.mailed() == self.received && !self.more {
             return;
         }
-        while let Some(arrival) = self.mail.receive(&mut self.mail_buffer, self.largest_update) {
+        let mut taken = 0_usize;
+        for _ in 0..arrivals {
+            let (records, flights, largest, unreceived) =
+                (&mut self.records, &self.flights, self.largest_update, self.unreceived);
+            // What a call may not keep is not even read.
+            let room = |call: u64| {
+                let flight = flights.iter().find(|flight| flight.call == call);
+                let kept = flight
+                    .and_then(|flight| records.get(flight.record, call))
+                    .map(|record| if record.abandoned { 0 } else { unreceived.saturating_sub(record.kept) });
+                largest.min(kept.unwrap_or(0))
+            };
+            let Some(arrival) = self.mail.receive(&mut self.mail_buffer, largest, room) else {
+                self.more = false;
+                return;
+            };
             self.received = self.received.wrapping_add(1);
+            if let Arrival::Update { bytes, .. } = &arrival {
+                taken = taken.saturating_add(bytes.len());
+            }
             self.file(arrival);
+            if taken >= bytes {
+                break;
+            }
         }
+        self.more = true;
     }
 
     /// Files an update under its call, which the orbit must have taken. That need not be the oldest one: its successor
@@ -186,22 +222,39 @@ impl State {
     fn file(&mut self, arrival: Arrival) {
         self.statistics.updates().fetch_add(1, Ordering::Relaxed);
         let call = match &arrival {
-            Arrival::Update { call, .. } | Arrival::Refused { call, .. } => *call,
+            Arrival::Update { call, .. } | Arrival::Refused { call, .. } | Arrival::NoRoom { call } => *call,
         };
         let taken = |flight: &&Flight| {
             flight.call == call && !flight.ghost && self.ledger.claim(flight.number) == Claim::Taken
         };
         let Some(flight) = self.flights.iter().find(taken) else { return };
-        let checked = match arrival {
-            Arrival::Update { bytes, .. } => Update::check(call, bytes, &self.permissions),
-            Arrival::Refused { reason, .. } => Err(reason),
-        };
-        let checked = checked.map_err(|reason| Error::BadUpdate { call, reason });
-        if let Some(record) = self.records.get(flight.record, call)
-            && !record.abandoned
-        {
-            record.updates.push_back(checked);
+        let Some(record) = self.records.get(flight.record, call) else { return };
+        if record.abandoned {
+            return;
         }
+        let (checked, kept) = match arrival {
+            Arrival::Update { bytes, .. } => {
+                let kept = bytes.len() + UPDATE_OVERHEAD;
+                (Update::check(call, bytes, &self.permissions), kept)
+            }
+            Arrival::Refused { reason, .. } => (Err(reason), UPDATE_OVERHEAD),
+            // Said once, until there is room again.
+            Arrival::NoRoom { .. } if record.overflowed => return,
+            Arrival::NoRoom { .. } => {
+                record.overflowed = true;
+                let reason = format!(
+                    "the call has as many updates that were not received as are kept, {} bytes; receive them \
+                     while the task runs, or raise the bound",
+                    self.unreceived
+                );
+                (Err(reason), 0)
+            }
+        };
+        record.kept = record.kept.saturating_add(kept);
+        record.updates.push_back(Kept {
+            update: checked.map_err(|reason| Error::BadUpdate { call, reason }),
+            bytes: kept,
+        });
     }
 
     /// The orbit is dead.
@@ -322,7 +375,8 @@ impl State {
         self.drop_flights(&fault);
         self.side.succeed(true);
         let mut buffer = core::mem::take(&mut self.mail_buffer);
-        while self.mail.receive(&mut buffer, self.largest_update).is_some() {}
+        while self.mail.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
+        self.more = false;
         self.mail_buffer = buffer;
         self.received = self.ledger.mailed();
         match self.mirror.reset() {
@@ -343,6 +397,7 @@ impl State {
         match domain.relaunch() {
             Ok(()) => {
                 self.phase = Phase::Up;
+                self.stalled = false;
                 self.cpu.pinned = None;
                 let pid = domain.process().pid().as_raw_pid().unsigned_abs();
                 self.statistics.domain().store(pid.into(), Ordering::Relaxed);

@@ -17,6 +17,9 @@ use crate::protocol::Request;
 use crate::shared::{Shared, Ticket};
 use crate::state::{Flight, Phase, State};
 
+/// How long a call without a return value waits for room, where those with one wait for longer.
+const WITHOUT_VALUE: Duration = Duration::from_millis(100);
+
 impl Shared {
     /// Puts a call into the queue. Also returns what was heard of the orbit before it was told.
     pub(crate) fn submit(&self, call: &Call<'_>, sync: bool, abandoned: bool) -> Result<(Ticket, u32)> {
@@ -27,7 +30,7 @@ impl Shared {
         if call.function.is_none() && !self.has_entry {
             return Err(Error::NoEntry { orbit: self.name.clone() });
         }
-        let mut state = self.room_for(call)?;
+        let mut state = self.room_for(call, abandoned)?;
         let state = &mut *state;
         if let Some(function) = call.function
             && function.is_foreign()
@@ -81,8 +84,16 @@ impl Shared {
     }
 
     /// Locks the state with room in the queue, as flags and policy will have it.
-    fn room_for(&self, call: &Call<'_>) -> Result<MutexGuard<'_, State>> {
-        let begin = match self.back_pressure {
+    fn room_for(&self, call: &Call<'_>, abandoned: bool) -> Result<MutexGuard<'_, State>> {
+        let back_pressure = match self.back_pressure {
+            BackPressure::WaitForValues(most) if abandoned => {
+                BackPressure::WaitAtMost(most.min(WITHOUT_VALUE))
+            }
+            BackPressure::WaitForValues(most) => BackPressure::WaitAtMost(most),
+            chosen => chosen,
+        };
+        let impatient = abandoned && matches!(self.back_pressure, BackPressure::WaitForValues(_));
+        let begin = match back_pressure {
             BackPressure::WaitAtMost(_) => Some(Moment::now()),
             _ => None,
         };
@@ -99,20 +110,27 @@ impl Shared {
             if state.has_room(self.bound) {
                 return Ok(state);
             }
-            let full = || Error::QueueFull { orbit: self.name.clone(), bound: self.bound };
-            let until = match (self.back_pressure, begin) {
+            let full = |state: &State| {
+                state.statistics.dropped().fetch_add(1, Ordering::Relaxed);
+                Error::QueueFull { orbit: self.name.clone(), bound: self.bound }
+            };
+            let until = match (back_pressure, begin) {
                 (BackPressure::Wait, _) => None,
                 (BackPressure::WaitAtMost(most), Some(begin)) => Some(begin.after(most)),
                 (BackPressure::CancelOldest, _) => {
                     if state.cancel_oldest() && state.has_room(self.bound) {
                         return Ok(state);
                     }
-                    return Err(full());
+                    return Err(full(&state));
                 }
-                _ => return Err(full()),
+                _ => return Err(full(&state)),
             };
+            if impatient && state.stalled {
+                return Err(full(&state));
+            }
             if until.is_some_and(|until| Moment::now() >= until) {
-                return Err(full());
+                state.stalled = true;
+                return Err(full(&state));
             }
             self.nap(state, heard, until);
         }

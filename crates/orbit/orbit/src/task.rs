@@ -91,6 +91,8 @@ impl Task<'_> {
 
 /// What an orbit has at hand for its tasks.
 pub(crate) struct Inside {
+    /// The orbit's process, not one that a task forked.
+    pub(crate) pid: rustix::process::Pid,
     pub(crate) name: String,
     pub(crate) channel: Arc<Channel>,
     pub(crate) ledger: Arc<Ledger>,
@@ -115,6 +117,11 @@ fn inside() -> Option<&'static Inside> {
 /// Returns whether this process is an orbit (or was forked by one).
 pub fn is_orbit() -> bool {
     inside().is_some() || orrery_domain::forked::is_inside()
+}
+
+/// Returns whether this process is an orbit, and no child that a task forked. Async-signal-safe.
+pub(crate) fn is_orbit_itself() -> bool {
+    inside().is_some_and(|inside| inside.pid == rustix::process::getpid())
 }
 
 /// Returns the name of the orbit that this process is.

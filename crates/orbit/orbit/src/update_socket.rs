@@ -30,6 +30,8 @@ pub(crate) struct UpdateSocket {
 pub(crate) enum Arrival {
     /// The records of an update of this call.
     Update { call: u64, bytes: Vec<u8> },
+    /// An update of this call, for which there is no room.
+    NoRoom { call: u64 },
     /// Something that is no update.
     Refused { call: u64, reason: String },
 }
@@ -71,8 +73,14 @@ impl UpdateSocket {
         }
     }
 
-    /// In main: what has arrived, if anything. Never waits.
-    pub(crate) fn receive(&self, buffer: &mut Vec<u8>, largest: usize) -> Option<Arrival> {
+    /// In main: what has arrived, if anything. Never waits. `room` returns for how many bytes of updates of a call there is
+    /// room; what is larger is left unread.
+    pub(crate) fn receive(
+        &self,
+        buffer: &mut Vec<u8>,
+        largest: usize,
+        room: impl FnOnce(u64) -> usize,
+    ) -> Option<Arrival> {
         buffer.resize(HEAD + INLINE, 0);
         let mut received = scm::receive(self.main.as_fd(), buffer, 1, RecvFlags::DONTWAIT).ok()?;
         let bytes = &buffer[..received.length];
@@ -93,6 +101,9 @@ impl UpdateSocket {
                 call,
                 reason: format!("it has {claimed} bytes, and {largest} are the most that is taken"),
             });
+        }
+        if claimed > room(call) {
+            return Some(Arrival::NoRoom { call });
         }
         match received.fds.pop() {
             None if bytes.len() - HEAD == claimed => {
@@ -157,11 +168,14 @@ mod tests {
     fn small_and_large_mail_arrives_in_order() {
         let mail = UpdateSocket::new().unwrap();
         let mut buffer = Vec::new();
-        assert_eq!(mail.receive(&mut buffer, 1 << 30), None);
+        assert_eq!(mail.receive(&mut buffer, 1 << 30, |_| usize::MAX), None);
         for len in [0, 5, INLINE, INLINE + 1, 3 << 20] {
             let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect();
             mail.send(7, &bytes, || panic!("there is room")).unwrap();
-            assert_eq!(mail.receive(&mut buffer, 1 << 30), Some(Arrival::Update { call: 7, bytes }));
+            assert_eq!(
+                mail.receive(&mut buffer, 1 << 30, |_| usize::MAX),
+                Some(Arrival::Update { call: 7, bytes })
+            );
         }
     }
 
@@ -176,7 +190,8 @@ mod tests {
             });
             let (mut buffer, mut next) = (Vec::new(), 0);
             while next < 100 {
-                if let Some(Arrival::Update { call, .. }) = mail.receive(&mut buffer, 1 << 20) {
+                if let Some(Arrival::Update { call, .. }) = mail.receive(&mut buffer, 1 << 20, |_| usize::MAX)
+                {
                     assert_eq!(call, next);
                     next += 1;
                 }
@@ -188,7 +203,7 @@ mod tests {
     fn what_is_no_mail_is_refused() {
         let mail = UpdateSocket::new().unwrap();
         let mut buffer = Vec::new();
-        let mut refused = |what: &str| match mail.receive(&mut buffer, 1 << 20) {
+        let mut refused = |what: &str| match mail.receive(&mut buffer, 1 << 20, |_| usize::MAX) {
             Some(Arrival::Refused { reason, .. }) => reason,
             other => panic!("{what}: {other:?}"),
         };

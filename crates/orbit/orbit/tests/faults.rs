@@ -51,10 +51,17 @@ orrery_testing::cases![
     a_core_dump_stays_small,
     many_orbits_live_side_by_side,
     waiting_threads_all_learn_of_a_crash,
+    a_stopped_orbit_holds_up_no_call_without_a_value,
+    updates_that_nobody_receives_are_bounded,
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
+    scribbling_over_all_shared_memory_makes_no_processes,
+    an_orbit_cannot_write_to_the_memory_of_another,
     a_killed_orbit_leaves_nothing_behind,
     a_fork_of_the_orbit_may_outlive_its_task,
+    a_child_that_returns_from_its_task_is_not_the_orbit,
+    what_a_task_forked_ends_with_the_orbit,
+    what_a_task_forked_ends_with_main,
 ];
 
 fn orbit(entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Orbit {
@@ -642,16 +649,14 @@ fn waiting_threads_all_learn_of_a_crash() {
     fault(running.get());
 }
 
-/// The memory that the orbit shares with main, found as a stray or hostile task would: by looking.
+/// The memory that this process can write and shares with others, found as a stray or hostile task would: by looking.
 fn shared_mappings() -> Vec<(usize, usize)> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = |line: &str| {
         let (range, rest) = line.split_once(' ')?;
-        let shared =
-            rest.starts_with("rw-s") && (line.contains("orrery-queue") || line.contains("orrery-ledger"));
         let (start, end) = range.split_once('-')?;
         let number = |text| usize::from_str_radix(text, 16).unwrap();
-        shared.then(|| (number(start), number(end)))
+        rest.starts_with("rw-s").then(|| (number(start), number(end)))
     };
     maps.lines().filter_map(line).collect()
 }
@@ -712,6 +717,90 @@ fn a_corrupted_orbit_comes_back_clean() {
     assert_eq!(orbit.call(&call), Ok(19));
 }
 
+/// Writes the argument's word over all shared memory (a random one each time for `u32::MAX`), then crashes.
+fn scribble(task: &mut Task<'_>) -> i64 {
+    let word: u32 = task.argument().unwrap();
+    let mut random = 0x9e37_79b9_u32 ^ std::process::id();
+    for (start, end) in shared_mappings() {
+        for at in (start..end).step_by(4) {
+            random ^= random << 13;
+            random ^= random >> 17;
+            random ^= random << 5;
+            let value = if word == u32::MAX { random } else { word };
+            // SAFETY: mapped and writable; what becomes of the orbit by that is the case's question.
+            unsafe { std::ptr::without_provenance_mut::<u32>(at).write_volatile(value) };
+        }
+    }
+    std::process::abort()
+}
+
+/// How many children of this process live.
+fn living_children() -> usize {
+    let own = std::process::id().to_string();
+    let is_child = |stat: &str| {
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        !matches!(fields.next(), Some("Z" | "X") | None) && fields.next() == Some(own.as_str())
+    };
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_to_string(entry.unwrap().path().join("stat")).ok())
+        .filter(|stat| is_child(stat))
+        .count()
+}
+
+/// Bounds what a spare out of control can do to the machine: as a user of this case's own, where that is possible.
+fn bound_processes() {
+    if rustix::process::getuid().is_root() {
+        let nobody_else = 70_000 + std::process::id() % 10_000_000;
+        // SAFETY: changes who this process, which is the case's alone, is.
+        assert_eq!(unsafe { libc::setresuid(nobody_else, nobody_else, nobody_else) }, 0);
+        // SAFETY: an integer; /proc/self belongs to root otherwise.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+    } else {
+        orrery_testing::skipped!("a bound on processes of the case's own: only root can become another user");
+        return;
+    }
+    let resource = rustix::process::Resource::Nproc;
+    let limit = rustix::process::Rlimit { current: Some(100), maximum: Some(100) };
+    rustix::process::setrlimit(resource, limit).unwrap();
+}
+
+fn scribbling_over_all_shared_memory_makes_no_processes() {
+    bound_processes();
+    for word in (0..16).chain([50, 100, 1000, 1 << 31, u32::MAX, u32::MAX]) {
+        let orbit = restarting(Orbit::builder("scribbler")).entry(|_| 7).create().unwrap();
+        let bytes = word.to_ne_bytes();
+        let limited = Call::new().function(scribble).arguments(&bytes).time_limit(Duration::from_secs(20));
+        for round in 0..3 {
+            assert!(orbit.call(&limited).is_err(), "{word}");
+            assert_eq!(orbit.call(&Call::new()), Ok(7), "{word}, round {round}");
+            let children = living_children();
+            assert!(children <= 2, "{children} children after {word}, round {round}");
+        }
+        drop(orbit);
+        assert!(childless(), "{} are left after {word}", living_children());
+    }
+}
+
+fn an_orbit_cannot_write_to_the_memory_of_another() {
+    bound_processes();
+    let bystander = restarting(Orbit::builder("bystander")).entry(|_| 8).create().unwrap();
+    let pid = bystander.pid().unwrap();
+    let waiting = bystander.call_async(&Call::new()).unwrap();
+    for word in [0, 1, 100, u32::MAX] {
+        let orbit = restarting(Orbit::builder("scribbler")).entry(|_| 7).create().unwrap();
+        let seen = orbit.call(&Call::new().function(|_| i64::try_from(shared_mappings().len()).unwrap()));
+        // Its own queue (of which it can write its own side only) and ledger.
+        assert_eq!(seen, Ok(2));
+        let bytes: [u8; 4] = u32::to_ne_bytes(word);
+        assert!(orbit.call(&Call::new().function(scribble).arguments(&bytes)).is_err());
+        assert_eq!(orbit.call(&Call::new()), Ok(7));
+        assert_eq!(bystander.call(&Call::new()), Ok(8));
+    }
+    assert_eq!(waiting.get(), Ok(8));
+    assert_eq!((bystander.pid().unwrap(), bystander.restarts().unwrap()), (pid, 0));
+}
+
 fn a_killed_orbit_leaves_nothing_behind() {
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
@@ -758,5 +847,153 @@ fn a_fork_of_the_orbit_may_outlive_its_task() {
     });
     for _ in 0..5 {
         assert!(orbit.call(&Call::new()).unwrap() > 0);
+    }
+}
+
+/// Forks; the child returns, panics or crashes by the argument's first byte, and the task returns its wait status.
+fn fork_and_return(task: &mut Task<'_>) -> i64 {
+    let way = task.arguments()[0];
+    // SAFETY: the child returns as the task would, which is what the case is about.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        match way {
+            0 => return 1_000_000,
+            1 => panic!("in the child"),
+            _ => return crash(),
+        }
+    }
+    let mut status = 0;
+    // SAFETY: waits for our child.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    i64::from(status)
+}
+
+fn a_child_that_returns_from_its_task_is_not_the_orbit() {
+    let orbit = orbit(fork_and_return);
+    let pid = orbit.pid().unwrap();
+    for _ in 0..3 {
+        for (way, wanted) in [(0, 0), (1, 101 << 8), (2, i64::from(libc::SIGSEGV))] {
+            let status = orbit.call(&Call::new().arguments(&[way])).unwrap();
+            let core_dumped = 0x80;
+            assert_eq!(status & !core_dumped, wanted, "way {way}");
+        }
+    }
+    // What a child noted of its end is not what the orbit dies of.
+    kill(pid);
+    let error = orbit.call(&Call::new().arguments(&[0])).unwrap_err();
+    assert!(error.to_string().contains("SIGKILL"), "{error}");
+}
+
+/// Forks a child that sleeps, and spawns a program that does; gives their numbers.
+#[expect(clippy::zombie_processes, reason = "who ends it is the case's question")]
+fn leave_two_behind(_: &mut Task<'_>) -> i64 {
+    // SAFETY: the child sleeps until it is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::sleep(Duration::from_secs(1000));
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) }
+    }
+    let program = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    i64::from(child) << 32 | i64::from(program.id())
+}
+
+fn two(pids: i64) -> [u32; 2] {
+    [u32::try_from(pids >> 32).unwrap(), u32::try_from(pids & i64::from(u32::MAX)).unwrap()]
+}
+
+fn what_a_task_forked_ends_with_the_orbit() {
+    let orbit = restarting(Orbit::builder("forks")).entry(leave_two_behind).create().unwrap();
+    let crashed = two(orbit.call(&Call::new()).unwrap());
+    fault(orbit.call(&obeying(&[1])));
+    let destroyed = two(orbit.call(&Call::new()).unwrap());
+    for pid in crashed {
+        assert!(ends(pid), "it outlived a crash and the restart");
+    }
+    drop(orbit);
+    for pid in destroyed {
+        assert!(ends(pid), "it outlived the orbit");
+    }
+}
+
+fn what_a_task_forked_ends_with_main() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: this process has one thread.
+    let main = unsafe { libc::fork() };
+    if main == 0 {
+        use std::io::Write as _;
+        let orbit = orbit(leave_two_behind);
+        let [forked, spawned] = two(orbit.call(&Call::new()).unwrap());
+        // Without the orbit's end nobody ends what does not run our fork handlers.
+        kill(spawned);
+        (&writer).write_all(&forked.to_ne_bytes()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+    drop(writer);
+    let mut forked = [0; 4];
+    std::io::Read::read_exact(&mut &reader, &mut forked).unwrap();
+    kill(main.cast_unsigned());
+    assert!(ends(u32::from_ne_bytes(forked)), "it outlived main");
+    assert!(rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok());
+}
+
+fn a_stopped_orbit_holds_up_no_call_without_a_value() {
+    let orbit = Orbit::builder("stopped").queue(16).entry(|_| 1).create().unwrap();
+    let pid = Pid::from_raw(orbit.pid().unwrap().cast_signed()).unwrap();
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+    kill_process(pid, Signal::STOP).unwrap();
+    let call = Call::new().flags(orrery_orbit::Flags::NO_RETURN_VALUE);
+    let begin = Instant::now();
+    let results: Vec<_> = (0..1000).map(|_| orbit.call_async(&call).map(drop)).collect();
+    // By default the others would wait for a second each.
+    assert!(begin.elapsed() < Duration::from_secs(100));
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 16);
+    assert!(results[16..].iter().all(|result| matches!(result, Err(Error::QueueFull { .. }))));
+    assert_eq!(orbit.statistics().unwrap().dropped, 984);
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+}
+
+fn updates_that_nobody_receives_are_bounded() {
+    const BOUND: usize = 1 << 20;
+    for size in [1, 1000, 30_000, 100_000] {
+        let orbit = Orbit::builder("mailer")
+            .unreceived_updates(BOUND)
+            .entry(move |task| {
+                let mut scratch = Scratch::new();
+                for _ in 0..4 * BOUND / (size + 64) {
+                    scratch.data(&vec![1; size]);
+                    task.send(&mut scratch).unwrap();
+                }
+                5
+            })
+            .create()
+            .unwrap();
+        for _ in 0..2 {
+            let finished = orbit.call_and_receive(&Call::new()).unwrap();
+            assert_eq!(finished.result, Ok(5));
+            let good = finished.updates.iter().filter(|update| update.is_ok()).count();
+            assert!(good * size <= BOUND && good > 0, "{good} of {size} bytes");
+            let refused: Vec<_> =
+                finished.updates.iter().filter_map(|update| update.as_ref().err()).collect();
+            assert_eq!(refused.len(), 1, "{refused:?}");
+            assert!(refused[0].to_string().contains("1048576 bytes"), "{}", refused[0]);
+        }
+    }
+    // A task that sends without end does not keep main from its deadlines.
+    let orbit = Orbit::builder("flood")
+        .entry(|task| {
+            let bytes = vec![1; 100_000];
+            loop {
+                task.send(Scratch::new().data(&bytes)).unwrap();
+            }
+        })
+        .create()
+        .unwrap();
+    let future = orbit.call_async(&Call::new()).unwrap();
+    for _ in 0..20 {
+        assert!(matches!(future.get_within(Duration::from_millis(20)), Err(Error::TimedOut { .. })));
     }
 }

@@ -214,6 +214,13 @@ impl Known<'_> {
     }
 
     fn socket(&self, descriptor: &Descriptor) -> Judged {
+        // Its first path stands in the table of TCP sockets with the same inode.
+        if protocol(&descriptor.place).as_deref() == Some("MPTCP") {
+            return hung_up(
+                "MPTCP is not carried over",
+                "guests of a pair offer TCP in its place; elsewhere, set net.mptcp.enabled=0 before the program starts",
+            );
+        }
         match self.sockets.get(&descriptor.inode) {
             Some(Socket::Tcp { state: LISTENING, waiting }) if *waiting > 0 => lost(
                 format!("{waiting} connections wait to be accepted"),
@@ -286,6 +293,18 @@ fn file(descriptor: &Descriptor, link: &str, metadata: &fs::Metadata) -> Judged 
             "put it on an ext4, or call fsync",
         ),
     }
+}
+
+/// The name of a socket's protocol, which the kernel offers as an extended attribute.
+fn protocol(place: &Path) -> Option<String> {
+    let path = CString::new(place.as_os_str().as_bytes()).ok()?;
+    let mut name = [0_u8; 64];
+    // SAFETY: both strings end with a zero, and the call writes at most as many bytes as the array has.
+    let length = unsafe {
+        libc::getxattr(path.as_ptr(), c"system.sockprotoname".as_ptr(), name.as_mut_ptr().cast(), name.len())
+    };
+    let name = name.get(..usize::try_from(length).ok()?)?;
+    Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned())
 }
 
 /// The type of the file system that a file is on, as `statfs` gives it.

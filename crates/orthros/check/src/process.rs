@@ -145,18 +145,12 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
             add("scheduling", Verdict::Lost, why, "use SCHED_FIFO or SCHED_RR");
         }
         for clock in clocks(process) {
-            // Clocks of other threads and processes are numbers below zero.
-            if clock < 0
-                || clock == i64::from(libc::CLOCK_THREAD_CPUTIME_ID)
-                || clock > i64::from(libc::CLOCK_BOOTTIME)
-            {
-                let why = format!("a timer goes by clock {clock}");
-                add(
-                    "timers",
-                    Verdict::Refused,
-                    why,
-                    "use CLOCK_MONOTONIC, or the process' own processor time",
+            if clock > i64::from(libc::CLOCK_BOOTTIME) || !is_own(process, clock) {
+                let why = format!(
+                    "a timer goes by clock {clock}, of another process, or one that wakes the machine up"
                 );
+                let way_out = "use CLOCK_MONOTONIC, or processor time of the process itself";
+                add("timers", Verdict::Refused, why, way_out);
             }
         }
     }
@@ -189,6 +183,26 @@ fn policy(process: &Process) -> Option<u32> {
     let stat = process.text("stat");
     // The name, in parentheses, may hold anything.
     stat.rsplit_once(')')?.1.split_whitespace().nth(POLICY)?.parse().ok()
+}
+
+/// Whether a clock is nobody's, or counts the processor time of the process or of one of its threads. Such clocks are numbers below zero: the
+/// complement of a PID or TID, in which 0 is one's own, and three bits, of which one says that it is a thread's.
+fn is_own(process: &Process, clock: i64) -> bool {
+    const OF_THREAD: i64 = 4;
+    let owner = !(clock >> 3);
+    if clock >= 0 || owner == 0 {
+        return true;
+    }
+    let innermost = |status: &str| -> Option<i64> {
+        let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        line.split_whitespace().last()?.parse().ok()
+    };
+    if clock & OF_THREAD == 0 {
+        return innermost(&process.text("status")) == Some(owner);
+    }
+    let threads = fs::read_dir(process.path("task")).into_iter().flatten().flatten();
+    let mut statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+    statuses.any(|status| innermost(&status) == Some(owner))
 }
 
 /// The clocks of its POSIX timers.

@@ -69,6 +69,36 @@ fn what_survives_is_not_told_and_what_does_not_is() {
     }
 }
 
+/// A timer by the processor time of the calling thread, as servers have to notice that a thread hangs, and one by that of the process.
+#[test]
+fn timers_by_own_processor_time_are_passed_over() {
+    let mut own = 0;
+    // SAFETY: the call writes one number.
+    assert_eq!(unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut own) }, 0);
+    for clock in [own, libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID] {
+        let mut timer = std::ptr::null_mut();
+        // SAFETY: without an event the timer would send SIGALRM, but it is not set; the call writes its ID.
+        assert_eq!(unsafe { libc::timer_create(clock, std::ptr::null_mut(), &raw mut timer) }, 0, "{clock}");
+    }
+    let findings = of(std::process::id());
+    assert!(findings.iter().all(|finding| finding.object != "timers"), "{findings:?}");
+}
+
+#[test]
+fn a_listener_of_mptcp_is_told_by_its_name() {
+    // SAFETY: a new socket.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP) };
+    if socket < 0 {
+        orrery_testing::skipped!("this kernel has no MPTCP");
+        return;
+    }
+    let socket = own(socket);
+    // SAFETY: the descriptor is a socket.
+    assert_eq!(unsafe { libc::listen(socket.as_raw_fd(), 5) }, 0);
+    let told = about(&of(std::process::id()), socket.as_raw_fd()).cloned().unwrap();
+    assert!(told.verdict == Verdict::HungUp && told.why.contains("MPTCP"), "{told:?}");
+}
+
 #[test]
 fn a_socket_whose_other_side_is_another_programs_is_told() {
     // The child has one side of each, as its standard streams; this program the other.

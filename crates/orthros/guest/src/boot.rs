@@ -24,6 +24,9 @@ const MOUNTS: &[(&str, &str, &str)] = &[
     ("tmpfs", "/tmp", "tmpfs"),
 ];
 
+/// Whether sockets of `IPPROTO_MPTCP` can be opened; absent where the kernel has none.
+const MULTIPATH_TCP: &str = "/proc/sys/net/mptcp/enabled";
+
 pub(crate) fn prepare() -> Result<()> {
     for (source, target, kind) in MOUNTS {
         fs::create_dir_all(target).with_context(|| format!("cannot create {target}"))?;
@@ -45,6 +48,8 @@ pub(crate) fn prepare() -> Result<()> {
             eprintln!("orrery-guest: {error:#}");
         }
     }
+    // No image has a connection of several paths. A program that asks for one gets plain TCP, where the kernel does not offer it.
+    let _ = fs::write(MULTIPATH_TCP, "0");
     run(&["ip", "link", "set", "lo", "up"])?;
     if let Some(address) = parameter("orrery.address") {
         run(&["ip", "address", "add", &address, "dev", "eth0"])?;

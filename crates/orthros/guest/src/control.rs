@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 
 use anyhow::{Context as _, Result};
 use orrery_orthros_wire::{Report, Request, decode, encode};
@@ -20,6 +21,8 @@ impl Control {
             OpenOptions::new()
                 .read(true)
                 .write(true)
+                // A session leader would get it as its controlling terminal, and hang it up for all when it exits.
+                .custom_flags(libc::O_NOCTTY)
                 .open(PORT)
                 .with_context(|| format!("cannot open {PORT}"))
         };

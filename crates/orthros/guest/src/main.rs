@@ -82,7 +82,13 @@ fn run_command(words: &[&str]) -> Result<()> {
 fn write_images(memory: &Path, pid: i32, directory: &Path) -> Result<()> {
     let memory = orrery_kimage::open_memory(memory, orrery_kimage::Layout::Q35)?;
     let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
-    let service = images::read_service(&kernel, &images::CpuRegisters::default(), pid, false)?;
+    let service = images::read_service(
+        &kernel,
+        &images::CpuRegisters::default(),
+        pid,
+        false,
+        &images::Exclusions::default(),
+    )?;
     images::write(&images::encode(&service)?, &kernel, directory)?;
     println!("{}", serde_json::to_string_pretty(&service.summary())?);
     Ok(())

@@ -10,9 +10,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use orrery_orthros_wire::{Report, ServiceExit};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::command::run_to_exit;
+use crate::control::Control;
 use crate::service::Service;
 
 const FIRST_HELPER_PID: &str = "30000";
@@ -90,13 +92,38 @@ fn run_init(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
     // The caller of `start` waits until all copies of the pipe are closed.
     // SAFETY: the descriptor is not used after this: process 1 never returns from here but to exit.
     unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writer.as_fd())) };
+    // Whether it was started or restored, it is the first child; one that has exited is there until it is waited for.
+    let main = first_child(1);
+    let mut exit = None;
     loop {
         let mut status = 0;
         // SAFETY: `status` is a live integer, which the call writes.
-        if unsafe { libc::waitpid(-1, &raw mut status, 0) } < 0 {
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+        if pid < 0 {
+            if let Some(exit @ ServiceExit { remains: true, .. }) = exit {
+                report_exit(ServiceExit { remains: false, ..exit });
+            }
             std::process::exit(0);
         }
+        if Some(pid) == main {
+            let exited = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+            let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
+            let ended = ServiceExit { status: exited, signal, remains: first_child(1).is_some() };
+            report_exit(ended);
+            exit = Some(ended);
+        }
     }
+}
+
+/// Reports to the host how the service has ended. Where that is impossible, the host sees a service that does nothing.
+fn report_exit(exit: ServiceExit) {
+    let _ = Control::open().and_then(|mut control| control.send(&Report::ServiceExited(exit)));
+}
+
+/// Returns the PID of the first child of a process that has one thread.
+fn first_child(pid: i32) -> Option<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
 }
 
 /// Kills everything else in the PID namespace, of which this is the init process.
@@ -147,8 +174,7 @@ pub(crate) fn any_service() -> Option<i32> {
 
 /// Returns the outer and inner PID of the service: the first child of the namespace's init process.
 pub(crate) fn service(init: i32) -> Option<(i32, i32)> {
-    let children = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).ok()?;
-    let outer: i32 = children.split_whitespace().next()?.parse().ok()?;
+    let outer = first_child(init)?;
     let status = fs::read_to_string(format!("/proc/{outer}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     Some((outer, numbers.split_whitespace().last()?.parse().ok()?))

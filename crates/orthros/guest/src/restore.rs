@@ -1,6 +1,8 @@
 //! The restore of a service from the dead active's memory: what happens before criu, while it runs, and after.
 
+mod criu_log;
 pub(crate) mod ipc;
+pub(crate) mod open_files;
 pub(crate) mod post_restore;
 pub(crate) mod pre_resume;
 pub(crate) mod temporary_addresses;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::Kernel;
-use orrery_orthros_images::{CpuRegisters, RestoreState};
+use orrery_orthros_images::{CpuRegisters, Exclusions, RestoreState};
 use orrery_orthros_wire::{Report, Step, Summary};
 
 use crate::control::Control;
@@ -26,6 +28,8 @@ use temporary_addresses::TemporaryAddresses;
 /// How long the dead guest's disk may take to appear.
 const PLUG_TIMEOUT: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
+/// How often criu is run: each time but the first without what it could not restore before.
+const MAX_ATTEMPTS: usize = 8;
 /// The directory that criu works in.
 const WORK: &str = "/run/orrery";
 /// The program of the image that criu runs at each stage: it starts this program at the one that matters.
@@ -69,6 +73,10 @@ impl Drop for TemporarySetting {
 pub(crate) struct Images {
     /// The PID of the service in the dead guest.
     pid: i32,
+    /// The registers of the dead guest's processors, as QEMU's monitor prints them.
+    registers: String,
+    /// What is not restored, because criu has failed with it.
+    exclusions: Exclusions,
     summary: Summary,
     lazy: LazyPages,
     seconds: f64,
@@ -76,9 +84,6 @@ pub(crate) struct Images {
 
 /// Reads the service and writes images of it. The active must be paused: nobody here checks that it is.
 pub(crate) fn write_images(kernel: &Kernel, pid: i32, registers: &str, strict: bool) -> Result<Images> {
-    let start = Instant::now();
-    let directory = Path::new(IMAGES);
-    let _ = fs::remove_dir_all(directory);
     if strict
         && let (Ok(required), Some(available)) =
             (orrery_orthros_images::estimate_memory(kernel, pid), available_memory())
@@ -90,14 +95,30 @@ pub(crate) fn write_images(kernel: &Kernel, pid: i32, registers: &str, strict: b
             available / MIB
         );
     }
-    let cpus = CpuRegisters::parse(registers);
-    let service = orrery_orthros_images::read_service(kernel, &cpus, pid, lazy_pages::are_possible())?;
+    write_images_without(kernel, pid, registers.to_owned(), Exclusions::default(), strict)
+}
+
+/// Reads the service and writes images of it, but for what is excluded.
+fn write_images_without(
+    kernel: &Kernel,
+    pid: i32,
+    registers: String,
+    exclusions: Exclusions,
+    strict: bool,
+) -> Result<Images> {
+    let start = Instant::now();
+    let directory = Path::new(IMAGES);
+    let _ = fs::remove_dir_all(directory);
+    let cpus = CpuRegisters::parse(&registers);
+    let lazy = lazy_pages::are_possible();
+    let service = orrery_orthros_images::read_service(kernel, &cpus, pid, lazy, &exclusions)?;
     if strict && !service.losses().is_empty() {
         bail!("cannot carry over all of the service: {}", service.losses().join("; "));
     }
     orrery_orthros_images::write(&orrery_orthros_images::encode(&service)?, kernel, directory)?;
     let lazy = LazyPages::new(service.lazy_pages());
-    Ok(Images { pid, summary: service.summary(), lazy, seconds: start.elapsed().as_secs_f64() })
+    let (summary, seconds) = (service.summary(), start.elapsed().as_secs_f64());
+    Ok(Images { pid, registers, exclusions, summary, lazy, seconds })
 }
 
 /// Removes the images, which take memory that the service may want.
@@ -107,8 +128,10 @@ pub(crate) fn remove_images() {
 
 /// Restores the service. The active must be dead: its disk is written to here. Returns the init process of the service's PID
 /// namespace, and the report for the host.
-pub(crate) fn restore(kernel: &Arc<Kernel>, images: Images) -> Result<(i32, Report)> {
-    let mut summary = images.summary;
+///
+/// If criu fails, what it could not restore is left out, and it begins again: a file descriptor is hung up, a process counts as killed.
+pub(crate) fn restore(kernel: &Arc<Kernel>, mut images: Images) -> Result<(i32, Report)> {
+    let mut remarks = Vec::new();
     let mut steps = vec![Step { name: "images".to_owned(), seconds: images.seconds }];
     let mut last = Instant::now();
     let mut step = |name: &str| {
@@ -116,55 +139,56 @@ pub(crate) fn restore(kernel: &Arc<Kernel>, images: Images) -> Result<(i32, Repo
         last = Instant::now();
     };
     let state = RestoreState::load(Path::new(IMAGES))?;
+    let mut written_back = None;
     if let Some(mount_point) = disk::mount_point() {
         // It is being plugged in meanwhile.
         let device = disk::mount(&mount_point, PLUG_TIMEOUT)?;
         step("disk");
         let written =
             writeback::write_back(kernel, &device, &mount_point, &state.unnamed_files, Path::new(IMAGES))?;
-        summary.remarks.extend(written.remarks);
-        summary.written = Some(written.counts);
+        remarks.extend(written.remarks);
+        written_back = Some(written.counts);
         step("write-back");
     }
-    summary.tmpfs = Some(tmpfs::restore(&kernel.process(images.pid)?, &mut summary.remarks));
-    summary.remarks.extend(ipc::restore(&state));
-    match NetworkConfiguration::load() {
-        Ok(network) => {
-            summary.remarks.extend(network.iter().flat_map(NetworkConfiguration::restore_addresses));
+    let tmpfs = tmpfs::restore(&kernel.process(images.pid)?, &mut remarks);
+    remarks.extend(ipc::restore(&state));
+    if let Some((host, domain)) = &state.names {
+        let named = rustix::system::sethostname(host.as_bytes())
+            .and_then(|()| rustix::system::setdomainname(domain.as_bytes()));
+        if let Err(error) = named {
+            remarks.push(format!("the host name {host} is lost: {error}"));
         }
-        Err(error) => summary.remarks.push(format!("{error:#}")),
+    }
+    match NetworkConfiguration::load() {
+        Ok(network) => remarks.extend(network.iter().flat_map(NetworkConfiguration::restore_addresses)),
+        Err(error) => remarks.push(format!("{error:#}")),
     }
     step("tmpfs");
-    let argv = criu_command(&summary, &state);
     let begin = pre_resume::now();
     let _settings = [TemporarySetting::set(OVERCOMMIT), TemporarySetting::set(NO_HUGE_PAGES)];
     // Opened when the service comes onto the network.
     let closed = loopback::close();
     if let Err(error) = &closed {
-        summary.remarks.push(format!("connections of the service with itself may be lost: {error:#}"));
+        remarks.push(format!("connections of the service with itself may be lost: {error:#}"));
     }
-    let addresses = TemporaryAddresses::add(&state.local_addresses);
-    if let Err(error) = &addresses {
-        summary.remarks.push(format!("{error:#}"));
-    }
-    let source: Arc<dyn PageSource> = Arc::<Kernel>::clone(kernel);
-    let listener =
-        if summary.lazy_pages > 0 { Some(images.lazy.listen(source, Path::new(WORK))?) } else { None };
-    let mut server: Option<PageServer> = None;
-    // The namespace is made while this process has one thread; criu waits for the page server's first answer until it has two.
-    let started = pidns::start(&pidns::Job::Helper(&argv), || {
-        server = listener.map(|listener| listener.start(Box::new(send)));
-    });
-    let init = match started {
-        Ok(init) => init,
-        Err(error) => {
-            if let Some(server) = server {
-                server.abandon();
-            }
-            bail!("{error:#}\n{}{}", first_errors_of_criu(), memory_shortage());
-        }
+    let mut attempts = 1;
+    let (init, server, state) = loop {
+        let state = RestoreState::load(Path::new(IMAGES))?;
+        let error = match run_criu(kernel, &mut images, &state, &mut remarks) {
+            Ok((init, server)) => break (init, server, state),
+            Err(error) => error,
+        };
+        // What was put into images from the disk is not there a second time; and a service that was on the network has acted.
+        let is_repeatable = state.unnamed_files.is_empty() && !pre_resume::has_begun();
+        let without = if is_repeatable && attempts < MAX_ATTEMPTS { images.without_culprit() } else { None };
+        let Some(exclusions) = without else { return Err(error) };
+        attempts += 1;
+        images = write_images_without(kernel, images.pid, images.registers, exclusions, false)
+            .map_err(|second| error.context(format!("{second:#}")))?;
     };
-    drop(addresses);
+    let mut summary = images.summary;
+    summary.remarks.append(&mut remarks);
+    (summary.written, summary.tmpfs) = (written_back, Some(tmpfs));
     if let Some(server) = server {
         server.push_remaining(init)?;
     }
@@ -181,6 +205,59 @@ pub(crate) fn restore(kernel: &Arc<Kernel>, images: Images) -> Result<(i32, Repo
     }
     summary.remarks.extend(online.remarks);
     Ok((init, Report::Restored { pid, steps, summary }))
+}
+
+/// Runs criu on the images. Returns the init process of the PID namespace in which the service is, and what serves its pages.
+fn run_criu(
+    kernel: &Arc<Kernel>,
+    images: &mut Images,
+    state: &RestoreState,
+    remarks: &mut Vec<String>,
+) -> Result<(i32, Option<PageServer>)> {
+    let argv = criu_command(&images.summary, state);
+    let _ = fs::remove_file(log_of_criu());
+    let addresses = TemporaryAddresses::add(&state.local_addresses);
+    if let Err(error) = &addresses {
+        remarks.push(format!("{error:#}"));
+    }
+    let source: Arc<dyn PageSource> = Arc::<Kernel>::clone(kernel);
+    let lazy = std::mem::take(&mut images.lazy);
+    let listener =
+        if images.summary.lazy_pages > 0 { Some(lazy.listen(source, Path::new(WORK))?) } else { None };
+    let mut server: Option<PageServer> = None;
+    // The namespace is made while this process has one thread; criu waits for the page server's first answer until it has two.
+    let started = pidns::start(&pidns::Job::Helper(&argv), || {
+        server = listener.map(|listener| listener.start(Box::new(send)));
+    });
+    match started {
+        Ok(init) => Ok((init, server)),
+        Err(error) => {
+            if let Some(server) = server {
+                server.abandon();
+            }
+            let errors = criu_log::Errors::read(&log_of_criu()).describe();
+            bail!("{error:#}\n{errors}{}", memory_shortage())
+        }
+    }
+}
+
+impl Images {
+    /// Returns what is excluded from the next attempt: what criu's first error is about, besides what was excluded before. `None` if the log
+    /// names nothing that can be left out: the service's first process is needed.
+    fn without_culprit(&self) -> Option<Exclusions> {
+        let errors = criu_log::Errors::read(&log_of_criu());
+        let criu_log::Culprit { pid, fd } = errors.culprit()?;
+        let why = format!("criu cannot restore it: {}", errors.describe().lines().next().unwrap_or_default());
+        let mut exclusions = self.exclusions.clone();
+        if let Some(fd) = fd
+            && !exclusions.descriptors.contains_key(&(pid, fd))
+        {
+            exclusions.descriptors.insert((pid, fd), why);
+        } else if exclusions.processes.insert(pid, why).is_some() {
+            return None;
+        }
+        Some(exclusions)
+    }
 }
 
 fn criu_command(summary: &Summary, state: &RestoreState) -> Vec<String> {
@@ -207,12 +284,8 @@ fn criu_command(summary: &Summary, state: &RestoreState) -> Vec<String> {
     argv.into_iter().map(str::to_owned).collect()
 }
 
-/// Returns what led to criu's first error, and all that followed.
-fn first_errors_of_criu() -> String {
-    let log = fs::read_to_string(PathBuf::from(WORK).join("restore.log")).unwrap_or_default();
-    let lines: Vec<&str> = log.lines().collect();
-    let first = lines.iter().position(|line| line.contains("Error")).unwrap_or(lines.len());
-    lines[first.saturating_sub(8)..].join("\n")
+fn log_of_criu() -> PathBuf {
+    PathBuf::from(WORK).join("restore.log")
 }
 
 /// Sends a report to the host that is not the answer to a request.

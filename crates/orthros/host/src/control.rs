@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use orrery_orthros_wire::{Report, Request, decode, encode};
+use orrery_orthros_wire::{Report, Request, ServiceExit, decode, encode};
 
 use crate::error::{Error, Result, file, of_qemu};
 
@@ -26,6 +26,8 @@ pub struct Control {
     lazy_pages: Option<(u64, f64)>,
     /// MiB that a restore takes and MiB that the backup has, as last reported.
     memory_estimate: Option<(u64, u64)>,
+    /// How the service has exited, as last reported.
+    service_exit: Option<ServiceExit>,
     /// When the ping was sent that is still unanswered.
     pinged: Option<Instant>,
     /// When the last pong arrived.
@@ -61,6 +63,7 @@ impl Control {
             standby_heartbeats: None,
             lazy_pages: None,
             memory_estimate: None,
+            service_exit: None,
             pinged: None,
             last_pong: None,
         })
@@ -85,6 +88,7 @@ impl Control {
             Report::MemoryEstimate { required_mib, available_mib } => {
                 self.memory_estimate = Some((required_mib, available_mib));
             }
+            Report::ServiceExited(exit) => self.service_exit = Some(exit),
             Report::Pong => (self.pinged, self.last_pong) = (None, Some(Instant::now())),
             report => return Some(report),
         }
@@ -133,6 +137,12 @@ impl Control {
     pub(crate) fn lazy_pages(&mut self) -> Option<(u64, f64)> {
         self.poll();
         self.lazy_pages
+    }
+
+    /// Returns how the service has exited, if it has.
+    pub(crate) fn service_exit(&mut self) -> Option<ServiceExit> {
+        self.poll();
+        self.service_exit
     }
 
     /// Sends a ping. A request after it is read when the guest has answered the ping, however long that request takes then.

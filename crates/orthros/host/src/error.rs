@@ -49,6 +49,14 @@ pub enum Error {
         /// The package that has it.
         package: &'static str,
     },
+    /// a helper program of Orrery's own is not there
+    #[error("{why}")]
+    Helper {
+        /// Its name.
+        program: String,
+        /// Where it was looked for.
+        why: String,
+    },
     /// something that only some may do
     #[error("{operation} requires root; {way}")]
     Rights {

@@ -65,30 +65,27 @@ const GUEST: (&str, &str) = ("orrery-guest", "/usr/bin/orrery-guest");
 /// The name of the load programs of tests and benchmarks, and where an image has them whose service names them.
 const LOAD: (&str, &str) = ("orrery-orthros-load", "/usr/bin/orrery-orthros-load");
 
-/// Returns the path of the guests' own program, which is built with this one.
+/// Returns the path of the guests' own program.
 ///
 /// # Errors
 ///
-/// [`Error::Missing`].
+/// [`Error::Helper`].
 pub fn guest_program() -> Result<PathBuf> {
-    beside_this_program(GUEST.0)
+    find_helper(GUEST.0)
 }
 
-/// Returns the path of the load programs, which are built with the workspace and never installed.
+/// Returns the path of the load programs, which `orrery orthros soak` and tests run in guests.
 ///
 /// # Errors
 ///
-/// [`Error::Missing`].
+/// [`Error::Helper`].
 pub fn load_program() -> Result<PathBuf> {
-    beside_this_program(LOAD.0)
+    find_helper(LOAD.0)
 }
 
-fn beside_this_program(name: &str) -> Result<PathBuf> {
-    let missing = || Error::Missing { program: name.to_owned(), package: "orrery (cargo build --workspace)" };
-    let this = std::env::current_exe().map_err(|_| missing())?;
-    // Test programs are one directory deeper.
-    let mut paths = this.ancestors().skip(1).take(2).map(|directory| directory.join(name));
-    paths.find(|path| path.is_file()).ok_or_else(missing)
+fn find_helper(name: &str) -> Result<PathBuf> {
+    orrery_sys::programs::find_helper(name)
+        .map_err(|error| Error::Helper { program: name.to_owned(), why: error.to_string() })
 }
 
 /// Adds a program of this build to an image. Of a debug build nine tenths are for debuggers, which the guest would unpack into its

@@ -34,7 +34,8 @@ pub use kernel::{KernelFiles, cache};
 pub use machine::Machine;
 pub use net::{BridgeConfig, Network, NetworkConfig};
 pub use orrery_orthros_wire::{
-    Credentials, Directory, ExecCommand, ExecConfig, Step, Summary, WorkingDirectory, WrittenBack,
+    Credentials, Directory, ExecCommand, ExecConfig, ServiceExit, Step, Summary, WorkingDirectory,
+    WrittenBack,
 };
 pub use pair::{Cause, Failover, LazyPages, Pair};
 pub use qmp::{Event, Qmp};

@@ -129,7 +129,10 @@ impl Network {
         let place = BridgeConfig { bridge: OWN_BRIDGE.to_owned(), address, prefix, gateway: None };
         let network = Self { own: Some((name.to_owned(), handle)), place, ip };
         network.ip(&["link", "set", "lo", "up"])?;
-        network.ip(&["link", "add", OWN_BRIDGE, "type", "bridge"])?;
+        // A bridge without an address of its own has one of its ports', and another one when that port goes: what the
+        // service knows of its clients' card would be wrong after a failover.
+        let card = card("52:54", Self::HOST);
+        network.ip(&["link", "add", OWN_BRIDGE, "address", &card, "type", "bridge"])?;
         network.ip(&["address", "add", &format!("{}/{prefix}", Self::HOST), "dev", OWN_BRIDGE])?;
         network.ip(&["link", "set", OWN_BRIDGE, "up"])?;
         Ok(network)
@@ -177,9 +180,7 @@ impl Network {
 
     /// What the card is called by others: the same for all machines of a pair, another one for each address.
     fn card(&self) -> String {
-        // The second bit says that nobody has sold it.
-        let octets = self.place.address.octets().map(|octet| format!(":{octet:02x}"));
-        format!("52:54{}", octets.concat())
+        card("52:54", self.place.address)
     }
 
     /// The name of a machine's port.
@@ -205,7 +206,10 @@ impl Network {
 
     /// Switches on a port that QEMU has made. It is not on the bridge yet.
     pub(crate) fn switch_on(&self, port: &str) -> Result<()> {
-        self.ip(&["link", "set", port, "up"]).map(drop)
+        // A host's bridge takes the lowest address of its ports, unless it was given one: this one is higher than any
+        // card's that was sold, and the same for all ports of a pair, so that a failover does not change the bridge's.
+        let card = card("fe:54", self.place.address);
+        self.ip(&["link", "set", port, "address", &card, "up"]).map(drop)
     }
 
     /// Puts a port on the bridge.
@@ -244,6 +248,12 @@ impl Network {
     }
 }
 
+/// A card's address that nobody has sold, as the second bit of `first` must say, for an address of IPv4.
+fn card(first: &str, address: Ipv4Addr) -> String {
+    let octets = address.octets().map(|octet| format!(":{octet:02x}"));
+    format!("{first}{}", octets.concat())
+}
+
 impl Drop for Network {
     fn drop(&mut self) {
         if let Some((name, _)) = &self.own {
@@ -264,6 +274,29 @@ mod tests {
         assert_eq!(network.append(), " orrery.address=192.168.1.7/24 orrery.gateway=192.168.1.1");
         assert_eq!(network.card(), "52:54:c0:a8:01:07");
         assert!(network.port(9999).len() <= LONGEST_NAME);
+    }
+
+    #[test]
+    fn the_bridge_keeps_its_address_when_ports_come_and_go() {
+        let name = format!("orrery-card-{}", std::process::id());
+        let network = match Network::obtain(&NetworkConfig::Own(name)) {
+            Ok(network) => network,
+            Err(error) => return orrery_testing::skipped!("a bridge that keeps its address: {error}"),
+        };
+        let address = || {
+            let shown = network.ip(&["-o", "link", "show", "dev", OWN_BRIDGE]).unwrap();
+            let words: Vec<&str> = shown.split_whitespace().collect();
+            words[words.iter().position(|&word| word == "link/ether").unwrap() + 1].to_owned()
+        };
+        let before = address();
+        for port in ["tap1", "tap2"] {
+            network.ip(&["tuntap", "add", port, "mode", "tap"]).unwrap();
+            network.switch_on(port).unwrap();
+            network.attach(port).unwrap();
+            assert_eq!(address(), before, "with {port}");
+            network.detach(port).unwrap();
+            assert_eq!(address(), before, "without {port}");
+        }
     }
 
     #[test]

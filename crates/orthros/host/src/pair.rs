@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use orrery_orthros_wire::{Report, Request, Step, Summary};
+use orrery_orthros_wire::{Report, Request, ServiceExit, Step, Summary};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -34,6 +34,8 @@ const BOOT: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(20);
 /// How long it takes to notice that a machine is gone that has just said its last.
 const CLOSING: Duration = Duration::from_millis(100);
+/// How long QEMU may take to pause the active, at least; a pair that bears a longer silence waits as long here.
+const FENCE: Duration = Duration::from_secs(1);
 /// How long a kernel may take to panic that was told to.
 const DYING: Duration = Duration::from_secs(20);
 /// How soon a guest says that it cannot die.
@@ -59,6 +61,8 @@ pub enum Cause {
     Panic,
     /// A processor fell silent.
     Silence,
+    /// The virtual machine itself has ended: its QEMU was killed or crashed.
+    Killed,
     /// Someone asked for it.
     Request,
 }
@@ -154,10 +158,7 @@ impl Pair {
             incomplete: false,
             full: None,
         };
-        let Report::Ready { pid } = pair.active.expect("the service to run", BOOT)? else {
-            return Err(unexpected_report(&pair.active.machine));
-        };
-        pair.pid = pid;
+        pair.pid = pair.wait_for_service()?;
         pair.arm()?;
         Ok(pair)
     }
@@ -199,6 +200,21 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Waits until the active has started the service, and returns the service's PID there.
+    fn wait_for_service(&mut self) -> Result<i32> {
+        match self.active.expect("the service to run", BOOT) {
+            Ok(Report::Ready { pid }) => Ok(pid),
+            Ok(_) => Err(unexpected_report(&self.active.machine)),
+            Err(error) => match self.active.control.service_exit() {
+                Some(exit) => {
+                    let machine = self.active.machine.name().to_owned();
+                    Err(Error::Guest { machine, why: format!("the service {exit} at once") })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
     /// Which machine is what.
     pub fn status(&mut self) -> Status {
         self.reap_backup();
@@ -211,11 +227,17 @@ impl Pair {
             active: role(&mut self.active.machine),
             backup: self.backup.as_mut().map(|backup| role(&mut backup.machine)),
             service: self.pid,
+            exit: self.active.control.service_exit(),
             failovers: self.failovers,
             lost: self.lost.clone(),
             full: self.full_disk().map(Path::to_owned),
             memory_estimate: self.estimate_memory(),
         }
+    }
+
+    /// Returns how the service's main process has exited, if it has. The machines are still there.
+    pub fn service_exit(&mut self) -> Option<ServiceExit> {
+        self.active.control.service_exit()
     }
 
     /// What it would take to rebuild the service as it is now; nothing where no backup can tell.
@@ -334,7 +356,7 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Qmp`] where QEMU itself is gone; [`Error::Guest`] where the guest says that it could not
+    /// [`Error::Guest`] where the guest says that it could not
     /// [`crash`](Self::crash) as it was told to.
     pub fn watch(&mut self, patience: Duration) -> Result<Option<Cause>> {
         let deadline = Instant::now() + patience;
@@ -355,10 +377,15 @@ impl Pair {
         Ok(None)
     }
 
-    /// Hears what QEMU tells of the active.
+    /// Hears what QEMU tells of the active, and whether it has ended.
     fn poll_events(&mut self) -> Result<Option<Cause>> {
         let mut patience = POLL;
-        while let Some(event) = self.active.qmp.event(patience)? {
+        loop {
+            let event = match self.active.qmp.event(patience) {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(_) => return Ok(Some(self.active_has_ended())),
+            };
             if event.name == "GUEST_PANICKED" {
                 return Ok(Some(Cause::Panic));
             }
@@ -373,19 +400,26 @@ impl Pair {
         Ok(None)
     }
 
+    /// Ends an active whose monitor is gone: it can neither be paused nor asked for anything.
+    fn active_has_ended(&mut self) -> Cause {
+        self.active.machine.kill();
+        Cause::Killed
+    }
+
     /// Lets the active try again what this host had no room for.
     fn retry_disk_writes(&mut self) -> Result<Option<Cause>> {
         // Whether it may is seen by what happens.
         let _ = self.active.qmp.execute("cont", &json!({}));
         let deadline = Instant::now() + REFUSED;
         while Instant::now() < deadline {
-            match self.active.qmp.event(POLL)? {
-                Some(event) if event.name == "GUEST_PANICKED" => return Ok(Some(Cause::Panic)),
-                Some(event) if event.is_host_disk_full() => {
+            match self.active.qmp.event(POLL) {
+                Ok(Some(event)) if event.name == "GUEST_PANICKED" => return Ok(Some(Cause::Panic)),
+                Ok(Some(event)) if event.is_host_disk_full() => {
                     self.full = Some(Instant::now());
                     return Ok(None);
                 }
-                _ => {}
+                Ok(_) => {}
+                Err(_) => return Ok(Some(self.active_has_ended())),
             }
         }
         self.full = None;
@@ -426,8 +460,9 @@ impl Pair {
         let Some(mut backup) = self.backup.take() else {
             return Err(unexpected_report(&self.active.machine));
         };
-        let told = self.restore_on(&mut backup, cause, &mut steps);
-        let (pid, rebuilt, summary) = match told {
+        let mut remarks = Vec::new();
+        let told = self.restore_on(&mut backup, cause, &mut steps, &mut remarks);
+        let (pid, rebuilt, mut summary) = match told {
             Ok(Report::Restored { pid, steps, summary }) => (pid, steps, summary),
             other => {
                 let error = other.err().unwrap_or_else(|| unexpected_report(&backup.machine));
@@ -449,6 +484,7 @@ impl Pair {
         };
         backup.state = NodeState::Serving;
         steps.extend(rebuilt);
+        summary.remarks.splice(0..0, remarks);
         let seconds = start.elapsed().as_secs_f64();
         self.dead = Some(std::mem::replace(&mut self.active, backup).machine);
         self.incomplete = summary.lazy_pages > 0;
@@ -479,7 +515,7 @@ impl Pair {
                 self.incomplete = false;
             } else if let Some(failure) = self.active.control.take_failure() {
                 return Err(failure);
-            } else if !self.active.machine.runs() || self.poll_events()? == Some(Cause::Panic) {
+            } else if !self.active.machine.runs() || self.poll_events()?.is_some() {
                 return Err(self.service_lost("it died before all of the service's memory had come"));
             } else if Instant::now() > deadline {
                 return Err(Error::Timeout {
@@ -497,12 +533,16 @@ impl Pair {
     }
 
     /// Fences the active, gives the backup what it had, and lets the backup rebuild the service.
-    fn restore_on(&mut self, backup: &mut Node, cause: Cause, steps: &mut Vec<Step>) -> Result<Report> {
+    fn restore_on(
+        &mut self,
+        backup: &mut Node,
+        cause: Cause,
+        steps: &mut Vec<Step>,
+        remarks: &mut Vec<String>,
+    ) -> Result<Report> {
         let start = Instant::now();
-        if self.active.machine.runs() {
-            // Paused first: what it had asked its disk for is done then, and whatever it does not do now it never will.
-            self.active.qmp.execute("stop", &json!({}))?;
-            self.registers = self.active.qmp.human("info registers -a")?;
+        if let Some(error) = self.pause_active() {
+            remarks.push(format!("the active was killed, with what its processors held, as {error}"));
         }
         if let Some(network) = &self.network {
             network.detach(&self.active.port)?;
@@ -539,6 +579,27 @@ impl Pair {
         let Report::Online = said else { return Ok(said) };
         backup.online = true;
         backup.expect("the service to live again", RESCUE)
+    }
+
+    /// Pauses the active and notes what its processors hold; kills it, and returns why, where it does not answer. Its memory
+    /// is there all the same: what is lost is the threads that were on a processor.
+    fn pause_active(&mut self) -> Option<Error> {
+        if !self.active.machine.runs() {
+            return None;
+        }
+        let patience = FENCE.max(self.patience);
+        // What it had asked its disk for is done then, and whatever it does not do now it never will.
+        let paused = self.active.qmp.execute_within("stop", &json!({}), patience);
+        match paused.and_then(|_| self.active.qmp.human_within("info registers -a", patience)) {
+            Ok(registers) => {
+                self.registers = registers;
+                None
+            }
+            Err(error) => {
+                self.active.machine.kill();
+                Some(error)
+            }
+        }
     }
 
     /// Ends the active for good. Its memory stays; its disk is nobody's now.
@@ -583,6 +644,20 @@ impl Pair {
         }
     }
 
+    /// Starts the service anew, as [`reboot`](Self::reboot) does, with its disk unmounted in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`reboot`](Self::reboot); a disk that cannot be unmounted is found as a crash would have left it.
+    pub fn restart(&mut self) -> Result<()> {
+        self.backup = None;
+        if self.active.control.send(&Request::Stop).is_ok() {
+            // What it says does not matter: the machine is ended in any case.
+            let _ = self.active.expect("the service to end", END);
+        }
+        self.reboot()
+    }
+
     /// What both machines have in common.
     fn shared(&self) -> Shared<'_> {
         let (network, disk) = (self.network.as_ref(), self.disk.as_ref());
@@ -607,10 +682,7 @@ impl Pair {
         }
         self.active = active;
         self.registers.clear();
-        let Report::Ready { pid } = self.active.expect("the service to run", BOOT)? else {
-            return Err(unexpected_report(&self.active.machine));
-        };
-        self.pid = pid;
+        self.pid = self.wait_for_service()?;
         Ok(())
     }
 

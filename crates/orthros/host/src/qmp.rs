@@ -73,6 +73,21 @@ impl Qmp {
     ///
     /// [`Error::Qmp`] with QEMU's description.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        self.execute_within(command, arguments, PATIENCE)
+    }
+
+    /// Runs a command that QEMU must answer within `patience`. After a timeout the connection is of no use any more: the
+    /// next command would be given this one's answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qmp`] with QEMU's description.
+    pub(crate) fn execute_within(
+        &mut self,
+        command: &str,
+        arguments: &Value,
+        patience: Duration,
+    ) -> Result<Value> {
         let failed = |machine: &str, why: String| Error::Qmp {
             machine: machine.to_owned(),
             command: command.to_owned(),
@@ -81,10 +96,10 @@ impl Qmp {
         let text = json!({"execute": command, "arguments": arguments}).to_string();
         let sent = writeln!(self.stream, "{text}");
         sent.map_err(|error| failed(&self.machine, of_qemu(&error)))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         loop {
             let Some(answer) = self.receive(command, deadline)? else {
-                return Err(failed(&self.machine, format!("no answer for {} s", PATIENCE.as_secs())));
+                return Err(failed(&self.machine, format!("no answer for {} s", patience.as_secs_f64())));
             };
             if let Some(error) = answer.get("error") {
                 let why = error.get("desc").and_then(Value::as_str).unwrap_or("without a reason");
@@ -102,7 +117,18 @@ impl Qmp {
     ///
     /// [`Error::Qmp`].
     pub fn human(&mut self, command: &str) -> Result<String> {
-        let text = self.execute("human-monitor-command", &json!({"command-line": command}))?;
+        self.human_within(command, PATIENCE)
+    }
+
+    /// Runs a command of the monitor for people that QEMU must answer within `patience`, as
+    /// [`execute_within`](Self::execute_within) does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qmp`].
+    pub(crate) fn human_within(&mut self, command: &str, patience: Duration) -> Result<String> {
+        let arguments = json!({"command-line": command});
+        let text = self.execute_within("human-monitor-command", &arguments, patience)?;
         Ok(text.as_str().unwrap_or_default().to_owned())
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use orrery_orthros_wire::ServiceExit;
 use serde::Serialize;
 
 /// One of the machines.
@@ -52,6 +53,8 @@ pub struct Status {
     pub backup: Option<Role>,
     /// The service's number in its guest.
     pub service: i32,
+    /// How its main process has exited, if it has.
+    pub exit: Option<ServiceExit>,
     /// How often it has moved.
     pub failovers: u32,
     /// Which backups died or could not take over, and why, in order; each was replaced, or will be.
@@ -69,7 +72,11 @@ impl fmt::Display for Status {
             Some(backup) => write!(out, "{backup}")?,
             None => out.write_str("none")?,
         }
-        write!(out, ", service {} in its guest, {} failovers", self.service, self.failovers)?;
+        write!(out, ", service {} in its guest", self.service)?;
+        if let Some(exit) = &self.exit {
+            write!(out, " {exit}")?;
+        }
+        write!(out, ", {} failovers", self.failovers)?;
         if let Some(last) = self.lost.last() {
             write!(out, "; backups lost: {}, the last one as {last}", self.lost.len())?;
         }
@@ -98,6 +105,7 @@ mod tests {
             active: role("a", true),
             backup: Some(role("b", false)),
             service: 2,
+            exit: None,
             failovers: 1,
             lost: Vec::new(),
             full: None,
@@ -107,6 +115,8 @@ mod tests {
             status.to_string(),
             "active a (pid 7), backup b (pid 7, dead), service 2 in its guest, 1 failovers"
         );
+        status.exit = Some(ServiceExit { status: Some(3), signal: None, remains: false });
+        assert!(status.to_string().contains("service 2 in its guest exited with status 3, 1 failovers"));
         status.backup = None;
         assert!(status.to_string().contains("backup none"));
         status.lost = vec!["b: QEMU has ended".to_owned(), "c: its kernel has panicked".to_owned()];

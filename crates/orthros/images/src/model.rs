@@ -4,6 +4,7 @@ mod file;
 mod memory;
 mod process;
 mod restore_state;
+mod settings;
 
 use orrery_orthros_wire::Summary;
 
@@ -20,8 +21,11 @@ pub(crate) use process::{
     SignalAction, Thread, TimerLeft, Timers,
 };
 pub use restore_state::{
-    Connection, Datagram, IpcObject, MessageQueue, PendingConnection, RestoreState, SemaphoreSet,
-    ThreadAttributes, UnnamedFile,
+    Connection, Datagram, IpcObject, MessageQueue, PendingConnection, RestoreState, SemaphoreSet, UnnamedFile,
+};
+pub use settings::{
+    Epoll, EpollEntry, FileOwner, Holder, PacketPipe, SocketOption, SocketRestrictions, SocketSettings,
+    ThreadAttributes, ThreadCall,
 };
 
 /// A service as its dead kernel left it: its processes, and everything that these refer to.

@@ -1,8 +1,10 @@
 //! A dead kernel's memory, read into the model.
 
+mod attributes;
 mod clocks;
 mod cpu_registers;
 mod estimate;
+mod file_owner;
 mod file_table;
 mod io_calls;
 mod io_progress;
@@ -15,10 +17,13 @@ mod restore_state;
 mod seccomp;
 #[cfg(test)]
 mod single_step_tests;
+mod socket_options;
 mod syscalls;
 mod terminals;
 mod thread;
 mod unix;
+
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use orrery_kimage::Kernel;
@@ -39,9 +44,25 @@ pub use file_table::MAX_UNNAMED_FILE;
 /// # Errors
 ///
 /// The process `pid` itself cannot be restored; the error says why.
-pub fn read_service(kernel: &Kernel, cpus: &CpuRegisters, pid: i32, lazy: bool) -> Result<Service> {
+pub fn read_service(
+    kernel: &Kernel,
+    cpus: &CpuRegisters,
+    pid: i32,
+    lazy: bool,
+    exclusions: &Exclusions,
+) -> Result<Service> {
     let clocks = Clocks::read(kernel).context("cannot read the dead kernel's clocks")?;
-    Reader::new(kernel, cpus, clocks, lazy).read(pid)
+    Reader::new(kernel, cpus, clocks, lazy, exclusions).read(pid)
+}
+
+/// What is not to be restored, each with the reason: an attempt has failed because of it. Processes are named by their PIDs in the
+/// service's PID namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exclusions {
+    /// The processes that count as killed.
+    pub processes: BTreeMap<u32, String>,
+    /// The file descriptors of processes that are hung up.
+    pub descriptors: BTreeMap<(u32, u32), String>,
 }
 
 /// Returns the time of day at which the kernel died, in nanoseconds: no other death has the same.

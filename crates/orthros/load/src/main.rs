@@ -9,6 +9,7 @@ mod drop_caches;
 mod file_stress;
 mod io_stress;
 mod kernel_objects;
+mod settings;
 mod verdict;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ const USAGE: &str = "usage: orrery-orthros-load COMMAND
   file-stress DIRECTORY SEED  change files at random, and compare them after each change of kernels
   io-stress                   transfer bytes over pipes, sockets and files, and check each of them
   kernel-objects              hold one kernel object of each type, and check them after each change of kernels
+  settings                    set all that can be set, and compare it after each change of kernels
   verdict                     print what one of these found after the last change of kernels";
 
 fn main() -> ExitCode {
@@ -46,6 +48,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["file-stress", directory, seed] => file_stress::run(directory.as_ref(), seed.parse()?),
         ["io-stress"] => io_stress::run(),
         ["kernel-objects"] => kernel_objects::run(),
+        ["settings"] => settings::run(),
         ["verdict"] => verdict::print(),
         _ => bail!("{USAGE}"),
     }

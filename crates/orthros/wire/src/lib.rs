@@ -6,7 +6,7 @@
 mod message;
 mod service;
 
-pub use message::{Report, Request, Step, Summary, TmpfsFiles, WrittenBack, decode, encode};
+pub use message::{Report, Request, ServiceExit, Step, Summary, TmpfsFiles, WrittenBack, decode, encode};
 pub use service::{
     Credentials, Directory, ExecCommand, ExecConfig, SERVICE_DESCRIPTION, ServiceDescription,
     WorkingDirectory,

@@ -1,5 +1,7 @@
 //! Requests of the host and reports of the guests.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// A request that the host sends to a guest.
@@ -110,6 +112,8 @@ pub enum Report {
         /// Its standard output and error.
         output: String,
     },
+    /// The service's main process has exited; reported once more when the last of the processes that it left has.
+    ServiceExited(ServiceExit),
     /// The service is stopped, and its disk is unmounted.
     Stopped,
     /// A request, or the guest itself, has failed.
@@ -117,6 +121,41 @@ pub enum Report {
         /// The error and its causes.
         error: String,
     },
+}
+
+/// How a service's main process has exited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceExit {
+    /// Its exit status, unless a signal killed it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<i32>,
+    /// The signal that killed it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// Whether processes of the service remain, as those of a program that goes into the background do.
+    pub remains: bool,
+}
+
+impl ServiceExit {
+    /// Returns whether the service is still there: it has exited with success, and left other processes behind.
+    #[must_use]
+    pub fn is_in_background(&self) -> bool {
+        self.remains && self.status == Some(0)
+    }
+}
+
+impl fmt::Display for ServiceExit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.status, self.signal) {
+            (Some(status), _) => write!(out, "exited with status {status}")?,
+            (None, Some(signal)) => write!(out, "was killed by signal {signal}")?,
+            (None, None) => out.write_str("has ended")?,
+        }
+        if self.remains {
+            out.write_str(", and other processes of it remain")?;
+        }
+        Ok(())
+    }
 }
 
 /// A step of a failover.
@@ -215,6 +254,22 @@ mod tests {
         let summary = Summary { lazy_pages: 7, written: Some(WrittenBack::default()), ..Summary::default() };
         let steps = vec![Step { name: "images".to_owned(), seconds: 0.25 }];
         let report = Report::Restored { pid: 2, steps, summary };
+        assert_eq!(decode::<Report>(&encode(&report).unwrap()).unwrap(), report);
+    }
+
+    #[test]
+    fn an_exit_is_described_in_words() {
+        let exit = |status, signal, remains| ServiceExit { status, signal, remains };
+        assert_eq!(exit(Some(3), None, false).to_string(), "exited with status 3");
+        assert_eq!(
+            exit(None, Some(9), true).to_string(),
+            "was killed by signal 9, and other processes of it remain"
+        );
+        assert!(exit(Some(0), None, true).is_in_background());
+        assert!(
+            !exit(Some(1), None, true).is_in_background() && !exit(Some(0), None, false).is_in_background()
+        );
+        let report = Report::ServiceExited(exit(None, Some(11), false));
         assert_eq!(decode::<Report>(&encode(&report).unwrap()).unwrap(), report);
     }
 

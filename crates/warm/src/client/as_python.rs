@@ -18,7 +18,7 @@ use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 
 use rustix::io::Errno;
 
@@ -42,6 +42,16 @@ const FORWARDED: [i32; 9] = [
 /// The connection on which the signal handler sends; -1 before there is one.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 
+/// Whether the request may not have been sent as a whole, and the signal that came meanwhile.
+static SENDING: AtomicBool = AtomicBool::new(false);
+static PENDING: AtomicI32 = AtomicI32::new(0);
+
+/// When the oldest signal was sent that may not have been read, in seconds of the monotonic clock; -1 for none.
+static UNREAD_SINCE: AtomicI64 = AtomicI64::new(-1);
+
+/// How long a program may take to notice a signal.
+const NOTICE_SECONDS: i64 = 1;
+
 /// How a stand-in is to behave.
 #[derive(Debug)]
 pub struct AsPython<'a> {
@@ -63,17 +73,22 @@ pub fn run_as_python(options: AsPython<'_>) -> ! {
         exit_with_script_error(&job, errno);
     }
     forward_signals(ignored);
-    // A signal must not come before the request that it is for.
     let answer = client.run_with(
         &job,
-        || block_signals(true),
-        |running| {
-            CONNECTION.store(running.connection().as_raw_fd(), Ordering::Relaxed);
-            block_signals(false);
+        |connection| {
+            SENDING.store(true, Ordering::Relaxed);
+            UNREAD_SINCE.store(-1, Ordering::Relaxed);
+            CONNECTION.store(connection.as_raw_fd(), Ordering::Relaxed);
+        },
+        |_| {
+            SENDING.store(false, Ordering::Relaxed);
+            match PENDING.swap(0, Ordering::Relaxed) {
+                0 => {}
+                signal => forward(signal),
+            }
         },
     );
     CONNECTION.store(-1, Ordering::Relaxed);
-    block_signals(false);
     if let Some(command) = fallback
         && matches!(
             answer,
@@ -81,7 +96,7 @@ pub fn run_as_python(options: AsPython<'_>) -> ! {
                 | Ok(protocol::Answer { outcome: Outcome::Refused(_), .. })
         )
     {
-        exec_python(&command);
+        become_python(&command);
     }
     match answer {
         Ok(answer) => exit_like(&answer.outcome),
@@ -202,7 +217,8 @@ fn text(errno: Errno) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-fn exec_python(command: &[OsString]) -> ! {
+/// Becomes the interpreter that `command` names, with its arguments. Exits with 127 where it cannot.
+pub fn become_python(command: &[OsString]) -> ! {
     for &signal in &FORWARDED {
         // SAFETY: a signal number and the default action.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -248,32 +264,48 @@ fn forward_signals(ignored: u64) {
     }
 }
 
-/// Holds the signals that go on to the program back, or lets them come.
-fn block_signals(hold: bool) {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: the set is initialised before it is used; plain calls on it.
-    unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        for signal in FORWARDED {
-            libc::sigaddset(set.as_mut_ptr(), signal);
-        }
-        let how = if hold { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
-        libc::sigprocmask(how, set.as_ptr(), std::ptr::null_mut());
-    }
+/// Whether the other side has not read all that was sent: no worker has taken the request yet, or the program takes no
+/// signals.
+fn is_unread(connection: i32) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one number; ioctl(2) is a plain system call here (SIOCOUTQ, whose number is TIOCOUTQ's).
+    unsafe { libc::ioctl(connection, libc::TIOCOUTQ, &raw mut bytes) == 0 && bytes > 0 }
 }
 
-/// Sends the signal's number to the program; a stop signal stops this process too. Without a program the signal has
-/// its default effect.
+/// Sends the signal's number to the program; a stop signal stops this process too. The signal has its default effect where
+/// there is no program, as none was taken by a worker yet, and where the one before it has not been noticed for
+/// [`NOTICE_SECONDS`].
 extern "C" fn forward(signal: i32) {
     let connection = CONNECTION.load(Ordering::Relaxed);
-    if connection == -1 && signal != libc::SIGTSTP && signal != libc::SIGCONT {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
+    let unread = is_unread(connection);
+    if connection != -1 && !unread && SENDING.load(Ordering::Relaxed) {
+        // A byte before the request would be no signal; the program may run already, though.
+        PENDING.store(signal, Ordering::Relaxed);
+        return;
+    }
+    let unnoticed = if unread {
+        // Nothing was sent before but the request, or a signal at that time.
+        let before = UNREAD_SINCE.load(Ordering::Relaxed);
+        before == -1 || now - before > NOTICE_SECONDS
+    } else {
+        UNREAD_SINCE.store(now, Ordering::Relaxed);
+        false
+    };
+    let stops = signal == libc::SIGTSTP || signal == libc::SIGCONT;
+    if !stops && (connection == -1 || unnoticed) {
         die_by_signal(signal);
     }
     // SAFETY: errno belongs to this thread; send and raise are async-signal-safe, the byte is a live local.
     unsafe {
         let errno = *libc::__errno_location();
         let byte = u8::try_from(signal).unwrap_or(0);
-        libc::send(connection, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL);
+        let sent =
+            libc::send(connection, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        if sent != 1 && !stops && *libc::__errno_location() == libc::EBADF {
+            // The connection is closed, and the next one not there yet.
+            die_by_signal(signal);
+        }
         if signal == libc::SIGTSTP {
             libc::raise(libc::SIGSTOP);
         }

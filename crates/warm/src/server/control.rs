@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use crate::protocol::{self, Fate, Outcome, Question, Reply, RequestId};
@@ -13,6 +14,8 @@ use crate::protocol::{self, Fate, Outcome, Question, Reply, RequestId};
 const MAX_CONNECTIONS: usize = 64;
 /// A connection that says nothing for so long is sent away.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// After how long somebody is admitted again who could not be for want of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Fates remembered; older ones are forgotten.
 const MAX_FATES: usize = 4096;
 
@@ -29,12 +32,14 @@ struct Connection {
 #[derive(Debug)]
 pub(super) struct ControlConnections {
     connections: Vec<Connection>,
+    /// Until when nobody is admitted, for want of descriptors or memory.
+    closed_until: Option<Instant>,
     fates: VecDeque<(RequestId, Outcome)>,
 }
 
 impl ControlConnections {
     pub(super) fn new() -> Self {
-        Self { connections: Vec::new(), fates: VecDeque::new() }
+        Self { connections: Vec::new(), closed_until: None, fates: VecDeque::new() }
     }
 
     /// Descriptors that become readable when a connection speaks.
@@ -44,20 +49,32 @@ impl ControlConnections {
 
     /// Until when the master may sleep without neglecting a connection.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.connections.iter().map(|connection| connection.since + PATIENCE).min()
+        self.connections
+            .iter()
+            .map(|connection| connection.since + PATIENCE)
+            .chain(self.closed_until.filter(|until| *until > Instant::now()))
+            .min()
     }
 
     /// Whether there is room for another connection.
     pub(super) fn has_room(&self) -> bool {
-        self.connections.len() < MAX_CONNECTIONS
+        let open = self.closed_until.is_none_or(|until| until <= Instant::now());
+        open && self.connections.len() < MAX_CONNECTIONS
     }
 
     /// Takes the next connection from the (non-blocking) control socket.
     pub(super) fn admit(&mut self, control: BorrowedFd<'_>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // A connection that left, or a momentary want of descriptors: nobody to answer in either case.
-        if let Ok(connection) = rustix::net::accept_with(control, flags) {
-            self.connections.push(Connection { connection, since: Instant::now(), waits_for: None });
+        match rustix::net::accept_with(control, flags) {
+            Ok(connection) => {
+                self.connections.push(Connection { connection, since: Instant::now(), waits_for: None });
+            }
+            // It stays in the queue, and would be announced again at once.
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                self.closed_until = Some(Instant::now() + PAUSE);
+            }
+            // One that has left: nobody to answer.
+            Err(_) => {}
         }
     }
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::control::ControlConnections;
 use super::signalfd::{SignalFd, StopSignal};
-use super::socket::{Claim, ClaimError};
+use super::socket::{Claim, ClaimError, note_interpreter};
 use super::worker_process::{WorkerExit, WorkerProcess, find_worker_program};
 use crate::config::ServerConfig;
 use crate::protocol::Health;
@@ -22,6 +22,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// First pause before a worker that died young is replaced; doubled every time, up to [`MAX_RESTART_DELAY`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
+/// Pause before another attempt to open the request socket.
+const RENEWAL_DELAY: Duration = Duration::from_millis(500);
+/// How long a worker may be busy with itself: undoing what a script did, and getting ready for the next.
+const UNDO_LIMIT: Duration = Duration::from_secs(20);
 
 /// Why a server could not start, or ended other than by request.
 #[derive(Debug, thiserror::Error)]
@@ -82,8 +86,10 @@ struct Master<'a> {
     /// Requests finished by workers that are gone.
     served_before: u64,
     restarts: u64,
-    /// Workers that died young, one after another.
+    /// Workers that could not be started or died young, one after another.
     failed_starts: u32,
+    /// When the request socket, which somebody has shut, is to be opened again.
+    renewal: Option<Instant>,
     /// Set when a stop was asked for: until then scripts may finish.
     stopping: Option<Instant>,
 }
@@ -102,6 +108,7 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
         .map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
     let claim = Claim::take(&config.socket, config.queue)?;
+    note_interpreter(&config.socket, &config.worker.interpreter.executable)?;
     let now = Instant::now();
     let mut master = Master {
         config,
@@ -115,6 +122,7 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
         served_before: 0,
         restarts: 0,
         failed_starts: 0,
+        renewal: None,
         stopping: None,
     };
     master.run()
@@ -124,14 +132,15 @@ impl Master<'_> {
     fn run(&mut self) -> Result<(), ServeError> {
         loop {
             self.start_due_workers()?;
-            self.sleep()?;
+            self.sleep();
             match self.signals.take().map_err(io_error("reading a signal"))? {
                 Some(StopSignal::Stop) if self.stopping.is_some() => return Ok(()),
                 Some(StopSignal::Stop) => self.begin_to_stop(),
                 None => {}
             }
             self.reap_workers()?;
-            self.watch()?;
+            self.renew_socket();
+            self.watch();
             self.answer_questions();
             self.report_ready();
             if let Some(deadline) = self.stopping
@@ -155,18 +164,56 @@ impl Master<'_> {
         }
         let now = Instant::now();
         for slot in &mut self.slots {
-            if matches!(slot, Slot::StartAt(due) if *due <= now) {
-                let worker =
-                    WorkerProcess::start(&self.program, &self.config.worker, self.claim.requests.as_fd());
-                let spawn_error = |source| ServeError::Spawn { program: self.program.clone(), source };
-                *slot = Slot::Running(worker.map_err(spawn_error)?);
+            if !matches!(slot, Slot::StartAt(due) if *due <= now) {
+                continue;
+            }
+            match WorkerProcess::start(&self.program, &self.config.worker, self.claim.requests.as_fd()) {
+                Ok(worker) => *slot = Slot::Running(worker),
+                // Scripts run in the other workers, and the want of descriptors, processes or memory passes.
+                Err(error) if self.reported_ready => {
+                    let pause = restart_delay(&mut self.failed_starts);
+                    tracing::warn!(
+                        seconds = pause.as_secs_f64(),
+                        "cannot start a worker ({}): {error}; its place stays empty until another attempt",
+                        self.program.display()
+                    );
+                    *slot = Slot::StartAt(Instant::now() + pause);
+                }
+                Err(source) => return Err(ServeError::Spawn { program: self.program.clone(), source }),
             }
         }
         Ok(())
     }
 
+    /// Opens the request socket anew, if it was found shut and that is due.
+    fn renew_socket(&mut self) {
+        if self.stopping.is_some() || self.renewal.is_none_or(|due| due > Instant::now()) {
+            return;
+        }
+        match self.claim.renew() {
+            Ok(renewed) => {
+                self.renewal = None;
+                if renewed {
+                    tracing::warn!("a script shut down the request socket; it was opened again");
+                    // Those that run have the old one.
+                    let now = Instant::now();
+                    for slot in &mut self.slots {
+                        if let Slot::StartAt(due) = slot {
+                            *due = now;
+                        }
+                    }
+                }
+            }
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                tracing::warn!("cannot open the request socket again: {error:#}; it is tried again");
+                self.renewal = Some(Instant::now() + RENEWAL_DELAY);
+            }
+        }
+    }
+
     /// Sleeps until something happens.
-    fn sleep(&self) -> Result<(), ServeError> {
+    fn sleep(&self) {
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
         fn add<'a>(fds: &mut Vec<PollFd<'a>>, fd: BorrowedFd<'a>) {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -185,8 +232,9 @@ impl Master<'_> {
             }
         });
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(errno) => Err(io_error("poll")(errno)),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Short of memory: whatever has happened is looked for all the same.
+            Err(_) => std::thread::sleep(MIN_RESTART_DELAY),
         }
     }
 
@@ -198,14 +246,18 @@ impl Master<'_> {
         });
         // Until the workers are ready there is no event that tells when they are.
         let readiness = (!self.reported_ready).then(|| now + Duration::from_millis(10));
-        let watch = self.watch_period().map(|period| now + period);
-        starts.chain(readiness).chain(watch).chain(self.control.deadline()).chain(self.stopping).min()
+        let watch = [now + self.watch_period()];
+        let others = starts.chain(readiness).chain(self.renewal).chain(watch);
+        others.chain(self.control.deadline()).chain(self.stopping).min()
     }
 
-    /// How often the master looks for overdue requests: often enough to be at most half as late again as the limit.
-    fn watch_period(&self) -> Option<Duration> {
-        let limit = self.config.worker.limits.time?;
-        Some((limit / 2).clamp(Duration::from_millis(50), Duration::from_secs(1)))
+    /// How often the master looks for overdue requests, often enough to be at most half as late again as the limit; and
+    /// for workers that are busy with themselves.
+    fn watch_period(&self) -> Duration {
+        let limit = self.config.worker.limits.time;
+        limit.map_or(UNDO_LIMIT / 4, |limit| {
+            (limit / 2).clamp(Duration::from_millis(50), Duration::from_secs(1))
+        })
     }
 
     fn reap_workers(&mut self) -> Result<(), ServeError> {
@@ -213,6 +265,7 @@ impl Master<'_> {
             let Slot::Running(worker) = &mut self.slots[index] else {
                 continue;
             };
+            // Nothing but a child that is none makes waitpid(2) fail.
             let Some(exit) = worker.reap().map_err(io_error("waiting for a worker"))? else {
                 continue;
             };
@@ -237,8 +290,9 @@ impl Master<'_> {
         }
         self.restarts += 1;
         // A worker that ends of its own accord has found the socket shut.
-        if exit.status.success() && self.claim.renew()? {
-            tracing::warn!("a script shut down the request socket; it was opened again");
+        if exit.status.success() {
+            self.renewal = Some(Instant::now());
+            self.renew_socket();
         }
         tracing::warn!(
             pid = exit.pid,
@@ -251,21 +305,21 @@ impl Master<'_> {
             self.failed_starts = 0;
             return Ok(Instant::now());
         }
-        let pause = MIN_RESTART_DELAY.saturating_mul(1 << self.failed_starts.min(16)).min(MAX_RESTART_DELAY);
-        self.failed_starts += 1;
-        Ok(Instant::now() + pause)
+        Ok(Instant::now() + restart_delay(&mut self.failed_starts))
     }
 
-    fn watch(&mut self) -> Result<(), ServeError> {
-        let Some(limit) = self.config.worker.limits.time else {
-            return Ok(());
-        };
+    fn watch(&mut self) {
+        let limit = self.config.worker.limits.time;
         for slot in &mut self.slots {
-            if let Slot::Running(worker) = slot {
-                worker.kill_if_overdue(limit, KILL_DELAY).map_err(io_error("killing a worker"))?;
+            if let Slot::Running(worker) = slot
+                && let Some(reason) = worker.overdue(limit, KILL_DELAY, UNDO_LIMIT)
+            {
+                tracing::warn!("worker {}: {reason}; it is killed", worker.health().pid);
+                if let Err(error) = worker.kill() {
+                    tracing::warn!("cannot kill the worker: {error}");
+                }
             }
         }
-        Ok(())
     }
 
     fn answer_questions(&mut self) {
@@ -311,6 +365,13 @@ impl Master<'_> {
     }
 }
 
+/// How long to wait before a worker is started, after so many that did not come to life.
+fn restart_delay(failed_starts: &mut u32) -> Duration {
+    let pause = MIN_RESTART_DELAY.saturating_mul(1 << (*failed_starts).min(16)).min(MAX_RESTART_DELAY);
+    *failed_starts = failed_starts.saturating_add(1);
+    pause
+}
+
 /// Kills and reaps what dead workers left behind: being subreaper, the master is now its parent.
 fn reap_orphans(slots: &[Slot]) {
     let own: Vec<i32> = slots
@@ -324,7 +385,8 @@ fn reap_orphans(slots: &[Slot]) {
         if !own.contains(&pid.as_raw_nonzero().get()) {
             // Either fails only if the process is gone already.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+            // One that is slow to die is reaped when the master wakes next.
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode};
@@ -64,6 +64,26 @@ pub struct Claim {
 #[must_use]
 pub fn control_path(path: &Path) -> PathBuf {
     beside(path, ".control")
+}
+
+/// Returns the interpreter of the server at `path`, or of the last one that was there. A note of another user's, in a
+/// directory that all may write to, is none.
+#[must_use]
+pub fn interpreter_of(path: &Path) -> Option<PathBuf> {
+    let link = beside(path, ".python");
+    let owner = fs::symlink_metadata(&link).ok()?.uid();
+    let ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
+    ours.then(|| fs::read_link(&link).ok()).flatten()
+}
+
+/// Notes which interpreter the server at `path` has, for clients that start one of their own when the server cannot help.
+pub(super) fn note_interpreter(path: &Path, interpreter: &Path) -> Result<(), ClaimError> {
+    let (link, new) = (beside(path, ".python"), beside(path, ".python.new"));
+    // One that is left over from a server that was killed.
+    let _ = fs::remove_file(&new);
+    std::os::unix::fs::symlink(interpreter, &new)
+        .and_then(|()| fs::rename(&new, &link))
+        .map_err(io_error("noting the interpreter in", &link))
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -235,6 +255,23 @@ mod tests {
         fs::write(&path, "precious").unwrap();
         assert!(matches!(Claim::take(&path, 4), Err(ClaimError::NotASocket { .. })));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn an_interpreter_that_another_user_notes_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        assert_eq!(interpreter_of(&path), None);
+        for _ in 0..2 {
+            note_interpreter(&path, Path::new("/usr/bin/python3")).unwrap();
+            assert_eq!(interpreter_of(&path).as_deref(), Some(Path::new("/usr/bin/python3")));
+        }
+        if !rustix::process::geteuid().is_root() {
+            orrery_testing::skipped!("not root");
+            return;
+        }
+        std::os::unix::fs::lchown(beside(&path, ".python"), Some(65_534), None).unwrap();
+        assert_eq!(interpreter_of(&path), None);
     }
 
     #[test]

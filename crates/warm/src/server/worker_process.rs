@@ -1,6 +1,5 @@
 //! One worker process as the master sees it: how it is started, watched and ended.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -14,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::config::WorkerConfig;
 use crate::protocol::{Outcome, RequestId, WorkerHealth};
-use crate::status::StatusPage;
+use crate::status::{Status, StatusPage};
 
 /// The worker program's file name.
 pub const WORKER_PROGRAM: &str = "orrery-warm-python";
@@ -26,11 +25,30 @@ pub(super) struct WorkerProcess {
     pidfd: OwnedFd,
     page: StatusPage,
     started: Instant,
-    /// The last `turns` seen on the page, and since when.
-    seen: (u64, Instant),
+    /// What was last seen on the page, and since when.
+    seen: (Seen, Instant),
+    /// Requests that it finished, as far as the page can be believed.
+    served: u64,
     /// Why the master killed it.
     kill_reason: Option<Outcome>,
 }
+
+/// What distinguishes the states of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    turns: u64,
+    waiting: bool,
+    over: bool,
+}
+
+impl Seen {
+    fn of(status: &Status) -> Self {
+        Self { turns: status.turns, waiting: status.waiting, over: status.over }
+    }
+}
+
+/// The most requests that a worker can finish between two looks of the master.
+const MOST_REQUESTS: u64 = 1 << 24;
 
 /// How a worker ended.
 #[derive(Debug)]
@@ -71,7 +89,8 @@ impl WorkerProcess {
         let pid = pid.ok_or_else(|| io::Error::other("a child without a process id"))?;
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let now = Instant::now();
-        Ok(Self { child, pidfd, page, started: now, seen: (0, now), kill_reason: None })
+        let seen = (Seen::of(&page.read()), now);
+        Ok(Self { child, pidfd, page, started: now, seen, served: 0, kill_reason: None })
     }
 
     /// Readable when the worker has ended.
@@ -93,22 +112,45 @@ impl WorkerProcess {
     pub(super) fn health(&self) -> WorkerHealth {
         let status = self.page.read();
         let pid = i32::try_from(self.child.id()).unwrap_or(-1);
-        WorkerHealth { pid, ready: status.ready, busy: status.busy(), served: status.served }
+        WorkerHealth { pid, ready: status.ready, busy: status.busy(), served: self.believed(status.served) }
     }
 
-    /// Kills the worker if the request it runs has run for longer than `limit` by the master's clock.
-    pub(super) fn kill_if_overdue(&mut self, limit: Duration, patience: Duration) -> io::Result<bool> {
-        let turns = self.page.read().turns;
-        let now = Instant::now();
-        if turns != self.seen.0 {
-            self.seen = (turns, now);
+    /// How many requests it finished: no more than it can have since the last look, whatever a script wrote.
+    fn believed(&self, served: u64) -> u64 {
+        if served.wrapping_sub(self.served) < MOST_REQUESTS { served } else { self.served }
+    }
+
+    /// Looks how long the worker has been in its state, by the master's clock; returns why it has to be killed, if it has:
+    /// its script runs for longer than `limit`, or it is busy with itself for longer than `undo`.
+    pub(super) fn overdue(
+        &mut self,
+        limit: Option<Duration>,
+        patience: Duration,
+        undo: Duration,
+    ) -> Option<&'static str> {
+        let status = self.page.read();
+        let (seen, now) = (Seen::of(&status), Instant::now());
+        self.served = self.believed(status.served);
+        if seen != self.seen.0 {
+            self.seen = (seen, now);
         }
-        if turns.is_multiple_of(2) || self.kill_reason.is_some() || now - self.seen.1 < limit + patience {
-            return Ok(false);
+        let since = now - self.seen.1;
+        if self.kill_reason.is_some() || !status.ready || seen.waiting {
+            return None;
         }
-        self.kill_reason = Some(Outcome::TimedOut { limit });
-        self.kill()?;
-        Ok(true)
+        let runs = status.busy() && !seen.over;
+        match limit {
+            Some(limit) if runs && since >= limit + patience => {
+                self.kill_reason = Some(Outcome::TimedOut { limit });
+                Some("its script ran beyond the time limit")
+            }
+            _ if !runs && since >= undo => {
+                let lost = "how the program ended was lost with its worker, which did not recover from it";
+                self.kill_reason = Some(Outcome::Refused(lost.to_owned()));
+                Some("it has not undone what its last script did")
+            }
+            _ => None,
+        }
     }
 
     /// Kills the worker without mercy.
@@ -129,7 +171,7 @@ impl WorkerProcess {
             status,
             was_ready: page.ready,
             lived: self.started.elapsed(),
-            served: page.served,
+            served: self.believed(page.served),
             request: page.current.map(|id| (id, outcome)),
         }))
     }
@@ -177,27 +219,50 @@ fn prepare_child(inherited: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds the worker program: beside this executable, else in `$ORRERY_LIBEXEC`.
+/// Finds the worker program, as [`orrery_sys::programs::find_helper`] does.
 ///
 /// # Errors
-/// `NotFound` with the places that were searched.
+///
+/// `NotFound` with the directories that were searched.
 pub fn find_worker_program() -> io::Result<PathBuf> {
-    let mut places: Vec<PathBuf> = Vec::new();
-    if let Ok(executable) = std::env::current_exe()
-        && let Some(directory) = executable.parent()
-    {
-        places.push(directory.to_owned());
-        // Test programs live one level below the programs they test.
-        places.extend(directory.parent().filter(|_| directory.ends_with("deps")).map(Path::to_owned));
+    orrery_sys::programs::find_helper(WORKER_PROGRAM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::RequestId;
+
+    #[test]
+    fn a_worker_that_is_busy_with_itself_for_too_long_is_overdue() {
+        let (page, fd) = StatusPage::create().unwrap();
+        let seen_by_worker = StatusPage::open(fd.as_fd()).unwrap();
+        let child = Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let now = Instant::now();
+        let seen = (Seen::of(&page.read()), now);
+        let mut worker =
+            WorkerProcess { child, pidfd, page, started: now, seen, served: 0, kill_reason: None };
+        let (short, long) = (Duration::from_millis(10), Duration::from_secs(1000));
+        let mut is_overdue = |limit, undo| {
+            worker.kill_reason = None;
+            let first = worker.overdue(limit, Duration::ZERO, undo);
+            std::thread::sleep(2 * short);
+            first.or_else(|| worker.overdue(limit, Duration::ZERO, undo)).is_some()
+        };
+        assert!(!is_overdue(None, short), "it starts");
+        seen_by_worker.set_ready();
+        assert!(is_overdue(None, short), "neither at work nor waiting");
+        seen_by_worker.wait();
+        assert!(!is_overdue(Some(short), short), "it waits");
+        seen_by_worker.begin(1);
+        seen_by_worker.name(RequestId([1; 16]));
+        assert!(!is_overdue(None, short), "a script runs, without a limit");
+        assert!(is_overdue(Some(short), long), "with one");
+        seen_by_worker.note(&Outcome::Exited(0));
+        assert!(is_overdue(None, short) && !is_overdue(Some(short), long), "the script is over");
+        assert_eq!(worker.believed(u64::MAX / 2), 0, "a script wrote that");
+        assert_eq!(worker.believed(1), 1);
     }
-    places.extend(std::env::var_os("ORRERY_LIBEXEC").map(PathBuf::from));
-    let found = places.iter().map(|place| place.join(WORKER_PROGRAM)).find(|path| path.is_file());
-    found.ok_or_else(|| {
-        let searched: Vec<OsString> = places.into_iter().map(OsString::from).collect();
-        let message = format!(
-            "the worker program {WORKER_PROGRAM} is in none of {searched:?}: \
-             install it beside this program, or set ORRERY_LIBEXEC to its directory"
-        );
-        io::Error::new(io::ErrorKind::NotFound, message)
-    })
 }

@@ -24,12 +24,13 @@ use super::client_signals::{self, Reason};
 use super::connection::{REQUEST_TIMEOUT, accept, answer};
 use super::error::{WorkerError, io_error};
 use super::interpreter::{Ending, Interpreter};
+use super::registers;
 use super::sandbox::Protections;
 use super::surroundings;
 use crate::children;
 use crate::config::Limits;
 use crate::protocol::{self, Outcome, Request};
-use crate::status::StatusPage;
+use crate::status::{Fitness, StatusPage};
 
 /// Isolation by rollback.
 #[derive(Debug)]
@@ -41,8 +42,8 @@ pub(super) struct InPlace {
     protections: Protections,
     /// What the process is between requests.
     attributes: Option<Attributes>,
-    /// Where the namespaces are seen.
-    namespaces: OwnedFd,
+    /// Where they are seen.
+    files: attributes::Files,
     /// The worker's own standard streams.
     streams: [OwnedFd; 3],
 }
@@ -66,7 +67,7 @@ impl InPlace {
             limits,
             protections,
             attributes: None,
-            namespaces: attributes::open_namespaces().map_err(io_error("/proc/self/ns"))?,
+            files: attributes::Files::open().map_err(io_error("/proc/self/ns"))?,
             streams: surroundings::save_streams().map_err(io_error("fcntl"))?,
         })
     }
@@ -75,7 +76,7 @@ impl InPlace {
     /// and before there is a connection, which the engine's copy of the file table would hold open.
     pub(super) fn settle(&mut self) -> Result<(), WorkerError> {
         self.rollback.run(|| {}).map_err(WorkerError::Rollback)?;
-        self.attributes = Some(Attributes::capture(&self.namespaces));
+        self.attributes = Some(Attributes::capture(&self.files));
         Ok(())
     }
 
@@ -88,7 +89,7 @@ impl InPlace {
     ) -> Result<(), WorkerError> {
         // What ends the worker, in memory that is not rolled back.
         let verdict = KeptBuffer::with_capacity(4096).map_err(WorkerError::Rollback)?;
-        let Self { rollback, limits, protections, attributes, namespaces, streams, connection } = self;
+        let Self { rollback, limits, protections, attributes, files, streams, connection } = self;
         let (limits, protections, number) = (*limits, *protections, *connection);
         let patience = limits.time.unwrap_or(REQUEST_TIMEOUT);
         let worker = rustix::process::getpid();
@@ -97,17 +98,45 @@ impl InPlace {
             let _ = verdict.push(reason.as_bytes()).or_else(|_| verdict.push(b"for a long reason"));
             ControlFlow::Break(())
         };
+        let registers = registers::Registers::capture();
+        let lost = Outcome::Refused("how the program ended was lost with its worker".to_owned());
+        let lost = postcard::to_stdvec(&lost).unwrap_or_default();
         let wait = |last: Option<rollback::Outcome>| {
+            // Before anything that they could break: the C library's storage of the thread, its clock.
+            registers.restore();
+            let died = matches!(
+                last,
+                Some(rollback::Outcome::Signaled {
+                    signal: libc::SIGSEGV
+                        | libc::SIGBUS
+                        | libc::SIGILL
+                        | libc::SIGFPE
+                        | libc::SIGTRAP
+                        | libc::SIGSYS,
+                    ..
+                })
+            );
+            let fitness = page.begin_round(died);
+            if fitness == Fitness::Unfit {
+                if page.read().busy() && !page.read().over {
+                    page.note_encoded(&lost);
+                }
+                registers::exit(crate::server::EXIT_SPOILED);
+            }
             if let Some(outcome) = last {
                 if let Err(reason) = conclude(told(limits, outcome, page), page, number) {
                     return end(&reason);
                 }
                 let attributes: Option<&Attributes> = attributes.as_ref();
-                if let Some(Err(reason)) = attributes.map(|attributes| attributes.restore(namespaces)) {
+                if let Some(Err(reason)) = attributes.map(|attributes| attributes.restore(files)) {
                     return end(&reason);
                 }
             }
+            if fitness == Fitness::Doubtful {
+                return end("several scripts in a row died of faults, whose cause may be here");
+            }
             client_signals::forget_arrivals();
+            page.wait();
             match accept(listener, number) {
                 Ok(Some(connection)) => {
                     page.begin(client_signals::inode(number));

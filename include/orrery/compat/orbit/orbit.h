@@ -43,6 +43,7 @@
 
 #ifdef __cplusplus
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <new>
 extern "C" {
@@ -356,6 +357,13 @@ bool orbit_gone(struct orbit_module *ob) ORRERY_AUTHORS_(gone);
     } while (0)
 #endif
 
+/* Programs that are built without exceptions end where others throw. */
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+#define ORRERY_AUTHORS_BAD_ALLOC() throw std::bad_alloc()
+#else
+#define ORRERY_AUTHORS_BAD_ALLOC() std::abort()
+#endif
+
 namespace orbit {
 
 /* Where the templates and the operators below allocate; std::allocator where it is NULL. */
@@ -365,7 +373,7 @@ inline void set_global_allocator(orbit_allocator *alloc) { __global_allocator = 
 
 inline void *__orbit_allocate_wrapper(orbit_allocator *alloc, std::size_t n, std::size_t type_size) {
     if (type_size != 0 && n > (std::size_t)-1 / type_size)
-        throw std::bad_alloc();
+        ORRERY_AUTHORS_BAD_ALLOC();
     return __orbit_alloc(alloc, n * type_size, __FILE__, __LINE__);
 }
 

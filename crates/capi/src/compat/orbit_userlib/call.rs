@@ -9,7 +9,7 @@ use orrery_orbit::{Area, BackPressure, Call, Error, Flags, Future, Life, Orbit, 
 use super::registry::{self, Known, Pending, lock};
 use super::{Entry, Module, Pool, Task, fail, refuse};
 
-/// How many calls to an orbit may be under way, and how long one more waits for room.
+/// How many calls to an orbit may be under way, and how long one more with a return value waits for room.
 const BOUND: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn orrery_authors_create(
         .restart(Restart::Never)
         .reaper(Reaper::Program)
         .queue(BOUND)
-        .back_pressure(BackPressure::WaitAtMost(PATIENCE));
+        .back_pressure(BackPressure::WaitForValues(PATIENCE));
     // SAFETY: the caller's promise.
     unsafe {
         if let Some(entry) = entry {

@@ -46,6 +46,39 @@ fn wrong<T, R>(at: &Spanned<T>, message: impl Into<String>) -> Result<R, Fault> 
     Err(Fault { span: at.span(), message: message.into() })
 }
 
+/// Calls that submit requests to the kernel past every system call.
+const IO_URING: [&str; 3] = ["io_uring_setup", "io_uring_enter", "io_uring_register"];
+
+/// The rules that close what the given ones leave open: behind all of them, so that these may allow it. A policy that denies something
+/// has calls that are newer than this table fail as on an older kernel; one that denies paths or addresses, the rings whose requests
+/// name some.
+pub(crate) fn closing(given: &[Compiled]) -> Vec<Compiled> {
+    // All share the last counter, which nobody asks for.
+    let counter = u32::try_from(RULES - 1).unwrap_or(0);
+    let refusing = |calls: Vec<u32>, errno: i32| {
+        let rule = Rule { action: action::ANSWER, value: -i64::from(errno), counter, ..Rule::default() };
+        Compiled { rule, calls, ..Compiled::default() }
+    };
+    let denying: Vec<_> = given.iter().filter(|compiled| compiled.denies()).collect();
+    let mut closing = Vec::new();
+    if !denying.is_empty() {
+        closing.push(refusing(calls::unknown(), libc::ENOSYS));
+    }
+    if denying.iter().any(|compiled| !compiled.path.is_empty() || compiled.rule.address.family != 0) {
+        let numbers = IO_URING.iter().filter_map(|name| Some(calls::named(name)?.number)).collect();
+        closing.push(refusing(numbers, libc::EPERM));
+    }
+    closing
+}
+
+impl Compiled {
+    /// Whether it keeps something from a program: it has calls fail, and not only now and then, as one that injects faults does.
+    pub(crate) fn denies(&self) -> bool {
+        let Rule { action, value, site, every, after, times, .. } = self.rule;
+        action == action::ANSWER && value < 0 && site == 0 && every <= 1 && after == 0 && times == 0
+    }
+}
+
 /// Compiles all rules.
 pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Fault> {
     let mut all = Vec::new();
@@ -62,11 +95,11 @@ pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Faul
     Ok(all)
 }
 
-/// One rule: more than one where its address means IPv4 and IPv6.
+/// One rule: more than one where it has several addresses, or one that means IPv4 and IPv6.
 fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compiled>, Fault> {
     let text = spanned.get_ref();
     let mut compiled = Compiled { rule: Rule { counter, ..Rule::default() }, ..Compiled::default() };
-    let named = selected(&text.call)?;
+    let named = selected(&text.call, text.path.is_some())?;
     let mut signatures: Vec<&Signature> = named.iter().map(|(signature, _)| *signature).collect();
     // What was named must fit; of what belongs to a group, that is taken which does.
     let mut restrict = |condition: &str, fits: &dyn Fn(&Signature) -> bool| {
@@ -135,8 +168,16 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
     let destinations = match &text.address {
         None => vec![Destination { address: compiled.rule.address, path: Vec::new() }],
         Some(address) => {
-            let found = values::destinations(address.get_ref());
-            found.or_else(|message| wrong(address, message))?
+            let mut all = Vec::new();
+            for (at, word) in &address.get_ref().0 {
+                let found = values::destinations(word);
+                let span = at.clone().unwrap_or_else(|| address.span());
+                all.extend(found.map_err(|message| Fault { span, message })?);
+            }
+            if all.is_empty() {
+                return wrong(address, "an empty list of addresses fits no call");
+            }
+            all
         }
     };
     let with = |destination: Destination| {
@@ -148,8 +189,9 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
     Ok(destinations.into_iter().map(with).collect())
 }
 
-/// The calls that a rule names, and whether it names them one by one.
-fn selected(call: &Spanned<Words>) -> Result<Vec<(&'static Signature, bool)>, Fault> {
+/// The calls that a rule names, and whether it names them one by one. `%file` in a rule about paths means calls that reach Unix sockets
+/// by their paths, too.
+fn selected(call: &Spanned<Words>, about_paths: bool) -> Result<Vec<(&'static Signature, bool)>, Fault> {
     let mut found = Vec::new();
     for (at, word) in &call.get_ref().0 {
         let Some(signatures) = calls::group(word) else {
@@ -158,6 +200,9 @@ fn selected(call: &Spanned<Words>) -> Result<Vec<(&'static Signature, bool)>, Fa
         };
         let explicit = calls::named(word).is_some();
         found.extend(signatures.into_iter().map(|signature| (signature, explicit)));
+        if about_paths && word == "%file" {
+            found.extend(calls::all().iter().filter(|call| call.takes_address()).map(|call| (call, false)));
+        }
     }
     if found.is_empty() {
         return wrong(call, "the list of calls is empty");
@@ -244,7 +289,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         let (family, target) =
             values::target(redirect.get_ref()).or_else(|message| wrong(redirect, message))?;
         let unix = i32::from(family) == libc::AF_UNIX;
-        if unix != address.get_ref().starts_with("unix:") {
+        if words(address).any(|address| unix != address.starts_with("unix:")) {
             return wrong(redirect, "a socket has one family: unix addresses lead to unix addresses only");
         }
         compiled.target = target;

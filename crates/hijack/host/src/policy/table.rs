@@ -7,7 +7,7 @@ use orrery_hijack_image::glob;
 use orrery_hijack_image::nr::CALLS;
 use orrery_hijack_image::policy::{Address, MAGIC, Mount, Rule, Shape, Span, Table, Text, action};
 
-use super::compile::Compiled;
+use super::compile::{Compiled, closing};
 use super::{Policy, automaton};
 use crate::archive::Mounted;
 use crate::arg_types;
@@ -49,7 +49,21 @@ fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
+/// What becomes of programs that a policy cannot follow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Strictness {
+    /// They are refused, if the policy denies anything; else there is a warning.
+    pub(crate) strict: bool,
+    /// Device and inode of the file that messages about them go to, where a program has it as standard error.
+    pub(crate) messages: [u64; 2],
+}
+
 impl Policy {
+    /// Whether some rule keeps something from a program, and not only now and then.
+    pub fn denies(&self) -> bool {
+        self.rules.iter().any(Compiled::denies)
+    }
+
     /// Whether anything depends on which program is executed, or from where it is called.
     pub(crate) fn asks_for_programs(&self) -> bool {
         self.rules.iter().any(|compiled| !compiled.programs.is_empty() || !compiled.callers.is_empty())
@@ -63,9 +77,11 @@ impl Policy {
 
     /// The table for one program: without rules that are about others, with the mounts that this process holds. Empty where
     /// there are neither.
-    pub(crate) fn table(&self, program: &[u8], mounted: &[Mounted]) -> Vec<u8> {
+    pub(crate) fn table(&self, program: &[u8], mounted: &[Mounted], strictness: Strictness) -> Vec<u8> {
         let concerns = |programs: &[u8]| programs.is_empty() || glob::any_matches(programs, program);
-        let rules: Vec<_> = self.rules.iter().filter(|compiled| concerns(&compiled.programs)).collect();
+        let closing = if strictness.strict { closing(&self.rules) } else { Vec::new() };
+        let given = self.rules.iter().chain(&closing);
+        let rules: Vec<_> = given.filter(|compiled| concerns(&compiled.programs)).collect();
         if rules.is_empty() && mounted.is_empty() {
             return Vec::new();
         }
@@ -141,11 +157,14 @@ impl Policy {
         let tells_only =
             |compiled: &&Compiled| compiled.rule.action == action::NONE && compiled.rule.delay == 0;
         let decides = u64::from(!rules.iter().all(tells_only));
+        let unfollowed = self.treatment(strictness);
         let shapes: [Shape; CALLS + 1] = calls::shapes();
         for (at, bytes) in [
             (offset_of!(Table, magic), bytes_of(&MAGIC)),
             (offset_of!(Table, length), bytes_of(&length)),
             (offset_of!(Table, decides), bytes_of(&decides)),
+            (offset_of!(Table, unfollowed), bytes_of(&unfollowed)),
+            (offset_of!(Table, messages), bytes_of(&strictness.messages)),
             (offset_of!(Table, rules), bytes_of(&rule_texts)),
             (offset_of!(Table, references), bytes_of(&references_text)),
             (offset_of!(Table, callers), bytes_of(&callers_text)),

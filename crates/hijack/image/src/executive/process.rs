@@ -5,3 +5,4 @@ pub(crate) mod boot;
 pub(crate) mod clone;
 pub(crate) mod exec;
 pub(crate) mod mm;
+pub(crate) mod unfollowed;

@@ -23,6 +23,7 @@ const KIND: u16 = 1;
 const DROPPER: &[u8; 12] = b"blackhole\0\0\0";
 
 /// The loopback, closed until [`open`], or until this is dropped.
+#[must_use = "the loopback is open again when this is dropped"]
 pub(crate) struct Closed(());
 
 /// Closes it.

@@ -1,15 +1,16 @@
-//! What threads get after criu's restore: their CPU affinity, `no_new_privs` and ambient capabilities, and `SIGCHLD` for children that
-//! could not be restored.
+//! What threads get after criu's restore: their CPU affinity and I/O priority, what they had set by prctl(2) and its like, and `SIGCHLD` for
+//! children that could not be restored.
 //!
-//! A thread can set `no_new_privs` and ambient capabilities only for itself: it is stopped (ptrace(2)), executes `prctl` at a system
-//! call instruction of its own vDSO, and continues with the registers it had.
+//! Most of it a thread can set only for itself: it is stopped (ptrace(2)), executes the system calls at an instruction of its own vDSO, and
+//! continues with the registers it had. A process that would be less confined without one of them is killed if that fails.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use orrery_orthros_images::{RestoreState, ThreadAttributes};
+use orrery_orthros_images::{RestoreState, ThreadAttributes, ThreadCall};
+use orrery_sys::ptrace::{self, Options, Stop};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -17,11 +18,13 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 const MAX_STEPS: usize = 8;
 /// `syscall`.
 const INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+/// `IOPRIO_WHO_PROCESS` of ioprio_set(2).
+const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 
 /// Returns whether some thread must not run before its attributes are set. A program that is stopped and continued is reported to
 /// its parent (`SIGCHLD`), which may notice; so it is stopped only if it must be.
 pub(crate) fn must_stop(state: &RestoreState) -> bool {
-    state.threads.iter().any(|thread| thread.no_new_privileges || thread.ambient_capabilities != 0)
+    state.threads.iter().any(|thread| !thread.calls.is_empty())
 }
 
 /// Completes the service in the PID namespace with the init process `init`, and returns remarks about what does not work.
@@ -33,8 +36,11 @@ pub(crate) fn complete(state: &RestoreState, init: i32) -> Vec<String> {
     let mut remarks = Vec::new();
     for thread in &state.threads {
         let Some(&outer) = tids.get(&thread.tid) else { continue };
-        if let Err(error) = set_attributes(thread, outer) {
-            remarks.push(format!("thread {}: {error:#}", thread.tid));
+        if set_attributes(thread, outer, &mut remarks) == Outcome::LessConfined {
+            let killed = tids.get(&thread.pid).and_then(|&pid| Pid::from_raw(pid));
+            // One that has exited since need not be killed.
+            let _ = killed.map(|pid| kill_process(pid, Signal::KILL));
+            remarks.push(format!("process {} is killed: it would be less confined than it was", thread.pid));
         }
     }
     let stopped = if must_stop(state) { &*state.running } else { &[] };
@@ -49,8 +55,54 @@ pub(crate) fn complete(state: &RestoreState, init: i32) -> Vec<String> {
     remarks
 }
 
-/// Sets the attributes of a thread, by its TID outside of the service's PID namespace.
-fn set_attributes(thread: &ThreadAttributes, outer: i32) -> Result<()> {
+/// Whether a thread may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    AsConfined,
+    LessConfined,
+}
+
+/// Sets the attributes of a thread, by its TID outside of the service's PID namespace, and adds remarks about those that cannot be set.
+fn set_attributes(thread: &ThreadAttributes, outer: i32, remarks: &mut Vec<String>) -> Outcome {
+    let mut remark = |error: anyhow::Error| remarks.push(format!("thread {}: {error:#}", thread.tid));
+    if let Err(error) = set_affinity(thread, outer) {
+        remark(error);
+    }
+    if thread.io_priority != 0
+        && let Err(error) = set_io_priority(outer, thread.io_priority)
+    {
+        remark(error);
+    }
+    for (name, value) in &thread.proc_files {
+        let path = format!("/proc/{outer}/{name}");
+        if let Err(error) = fs::write(&path, value) {
+            remark(anyhow::anyhow!("cannot write {value} to {path}: {error}"));
+        }
+    }
+    if thread.calls.is_empty() {
+        return Outcome::AsConfined;
+    }
+    let is_confined = thread.calls.iter().any(|call| call.is_restriction);
+    let traced = match Tracee::seize(outer) {
+        Ok(traced) => traced,
+        Err(error) => {
+            remark(error.context("cannot make it execute system calls"));
+            return if is_confined { Outcome::LessConfined } else { Outcome::AsConfined };
+        }
+    };
+    let mut outcome = Outcome::AsConfined;
+    for call in &thread.calls {
+        if let Err(error) = traced.execute(call) {
+            remark(error.context(format!("{} is lost", call.name)));
+            if call.is_restriction {
+                outcome = Outcome::LessConfined;
+            }
+        }
+    }
+    outcome
+}
+
+fn set_affinity(thread: &ThreadAttributes, outer: i32) -> Result<()> {
     let mut set = CpuSet::new();
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     let allowed = |cpu: usize| thread.affinity.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 != 0);
@@ -59,21 +111,15 @@ fn set_attributes(thread: &ThreadAttributes, outer: i32) -> Result<()> {
     if (0..count).any(|cpu| !allowed(cpu)) && set.count() > 0 {
         sched_setaffinity(Pid::from_raw(outer), &set).context("cannot set its CPU affinity")?;
     }
-    let mut calls = Vec::new();
-    if thread.no_new_privileges {
-        calls.push([i64::from(libc::PR_SET_NO_NEW_PRIVS), 1, 0, 0]);
-    }
-    for capability in (0..64).filter(|bit| thread.ambient_capabilities >> bit & 1 != 0) {
-        calls.push([i64::from(libc::PR_CAP_AMBIENT), i64::from(libc::PR_CAP_AMBIENT_RAISE), capability, 0]);
-    }
-    if calls.is_empty() {
-        return Ok(());
-    }
-    let traced = Tracee::seize(outer)?;
-    for call in calls {
-        let result = traced.prctl(call)?;
-        ensure!(result == 0, "prctl({}) returns {result}", call[0]);
-    }
+    Ok(())
+}
+
+fn set_io_priority(thread: i32, priority: u16) -> Result<()> {
+    // SAFETY: ioprio_set takes no pointers.
+    let result = unsafe {
+        libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, thread, libc::c_int::from(priority))
+    };
+    ensure!(result == 0, "cannot set its I/O priority {priority:#x}: {}", std::io::Error::last_os_error());
     Ok(())
 }
 
@@ -105,83 +151,62 @@ fn outer_tids(init: i32) -> Result<HashMap<u32, i32>> {
 
 /// A thread that is stopped until this is dropped.
 struct Tracee {
-    thread: i32,
+    thread: ptrace::Tracee,
     registers: libc::user_regs_struct,
     instruction: u64,
-}
-
-fn traced(request: libc::c_uint, thread: i32, address: usize, data: usize) -> Result<()> {
-    // SAFETY: each caller passes the type that the request reads or writes: `data` is an integer, or the address of a live
-    // structure of that type.
-    let result = unsafe {
-        libc::ptrace(
-            request,
-            thread,
-            std::ptr::without_provenance_mut::<libc::c_void>(address),
-            std::ptr::without_provenance_mut::<libc::c_void>(data),
-        )
-    };
-    ensure!(result == 0, "ptrace request {request}: {}", std::io::Error::last_os_error());
-    Ok(())
-}
-
-/// Waits until a traced thread is stopped.
-fn wait(thread: i32) -> Result<()> {
-    let mut status = 0;
-    // SAFETY: `status` is a live integer, which the call writes.
-    let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
-    ensure!(waited == thread && libc::WIFSTOPPED(status), "it exited while it was traced");
-    Ok(())
 }
 
 impl Tracee {
     fn seize(thread: i32) -> Result<Self> {
         let instruction = syscall_instruction(thread)?;
-        let options = usize::try_from(libc::PTRACE_O_SUSPEND_SECCOMP)?;
         // Its own filters are not meant for what it is made to do here.
-        traced(libc::PTRACE_SEIZE, thread, 0, options)
-            .or_else(|_| traced(libc::PTRACE_SEIZE, thread, 0, 0))?;
-        traced(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
-        wait(thread)?;
-        let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
-        traced(libc::PTRACE_GETREGS, thread, 0, registers.as_mut_ptr().expose_provenance())?;
-        // SAFETY: the structure was zeroed, which is valid for integers, and PTRACE_GETREGS has filled it in.
-        Ok(Self { thread, registers: unsafe { registers.assume_init() }, instruction })
+        let traced = ptrace::Tracee::seize(thread, Options::SUSPEND_SECCOMP)
+            .or_else(|_| ptrace::Tracee::seize(thread, Options::empty()))
+            .context("cannot trace it")?;
+        traced.interrupt().context("cannot stop it")?;
+        ensure!(traced.wait() != Stop::Gone, "it exited while it was traced");
+        let registers = traced.registers().context("cannot read its registers")?;
+        Ok(Self { thread: traced, registers, instruction })
     }
 
-    fn set(&self, registers: &libc::user_regs_struct) -> Result<()> {
-        traced(libc::PTRACE_SETREGS, self.thread, 0, std::ptr::from_ref(registers).expose_provenance())
-    }
-
-    /// Makes the thread call `prctl`, and returns the result.
-    fn prctl(&self, words: [i64; 4]) -> Result<i64> {
+    /// Makes the thread execute a system call, which must succeed.
+    fn execute(&self, call: &ThreadCall) -> Result<()> {
         let mut registers = self.registers;
-        let [first, second, third, fourth] = words.map(i64::cast_unsigned);
         registers.rip = self.instruction;
-        registers.rax = libc::SYS_prctl.cast_unsigned();
+        registers.rax = call.number.cast_unsigned();
         // In no system call: nothing is restarted.
         registers.orig_rax = u64::MAX;
-        (registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8) =
-            (first, second, third, fourth, 0);
-        self.set(&registers)?;
-        // A thread that a signal had stopped tells so first.
+        [registers.rdi, registers.rsi, registers.rdx, registers.r10] = call.arguments;
+        (registers.r8, registers.r9) = (0, 0);
+        self.thread.set_registers(&registers).context("cannot set its registers")?;
+        // A thread that a signal had stopped reports that first.
         for _ in 0..MAX_STEPS {
-            traced(libc::PTRACE_SINGLESTEP, self.thread, 0, 0)?;
-            wait(self.thread)?;
-            let place = std::ptr::from_mut(&mut registers).expose_provenance();
-            traced(libc::PTRACE_GETREGS, self.thread, 0, place)?;
-            if registers.rip != self.instruction {
-                return Ok(registers.rax.cast_signed());
+            self.thread.step().context("cannot step it")?;
+            ensure!(self.thread.wait() != Stop::Gone, "it exited while it was traced");
+            let now = self.thread.registers().context("cannot read its registers")?;
+            if now.rip != self.instruction {
+                return check(call.number, now.rax.cast_signed());
             }
         }
         bail!("it executes nothing")
     }
 }
 
+/// Checks the result of a system call, of which personality(2) returns what was there before.
+fn check(call: i64, result: i64) -> Result<()> {
+    if result < 0 {
+        let error = i32::try_from(-result).unwrap_or(0);
+        bail!("{}", std::io::Error::from_raw_os_error(error));
+    }
+    ensure!(result == 0 || call == libc::SYS_personality, "the system call returns {result}");
+    Ok(())
+}
+
 impl Drop for Tracee {
     fn drop(&mut self) {
-        let _ = self.set(&self.registers);
-        let _ = traced(libc::PTRACE_DETACH, self.thread, 0, 0);
+        // The kernel detaches from a thread that has exited by itself, and from all others when this one ends.
+        let _ = self.thread.set_registers(&self.registers);
+        let _ = self.thread.detach();
     }
 }
 
@@ -233,11 +258,35 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
         }
-        let attributes =
-            ThreadAttributes { tid: 1, affinity: vec![1], no_new_privileges: true, ambient_capabilities: 0 };
-        match set_attributes(&attributes, pid) {
-            Ok(()) => {
+        let call = |name: &str, option: i32, value, is_restriction| ThreadCall {
+            name: name.to_owned(),
+            number: libc::SYS_prctl,
+            arguments: [u64::from(option.cast_unsigned()), value, 0, 0],
+            is_restriction,
+        };
+        let calls = vec![
+            call("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1, true),
+            call("nonsense", 9999, 1, false),
+            call("timer slack", libc::PR_SET_TIMERSLACK, 77_777, false),
+        ];
+        let proc_files = vec![("coredump_filter".to_owned(), "0x7f".to_owned())];
+        let attributes = ThreadAttributes {
+            tid: 1,
+            affinity: vec![1],
+            io_priority: 2 << 13 | 6,
+            proc_files,
+            calls,
+            ..ThreadAttributes::default()
+        };
+        let mut remarks = Vec::new();
+        assert_eq!(set_attributes(&attributes, pid, &mut remarks), Outcome::AsConfined, "{remarks:?}");
+        match remarks.iter().find(|remark| remark.contains("execute system calls")) {
+            None => {
+                assert!(remarks.len() == 1 && remarks[0].contains("nonsense"), "{remarks:?}");
                 assert_eq!(field("NoNewPrivs:"), "1");
+                let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
+                assert_eq!(read("coredump_filter").trim(), "0000007f");
+                assert_eq!(read("timerslack_ns").trim(), "77777");
                 assert_eq!(field("Cpus_allowed_list:"), "0");
                 if stopped {
                     // On its way back to where it was stopped; it does not sleep on before.
@@ -252,9 +301,7 @@ mod tests {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }
             }
-            Err(error) => {
-                orrery_testing::skipped!("this machine does not let processes be traced: {error:#}")
-            }
+            Some(why) => orrery_testing::skipped!("this machine does not let processes be traced: {why}"),
         }
         child.kill().unwrap();
         child.wait().unwrap();

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use orrery_orthros_images::RestoreState;
 use orrery_orthros_wire::Report;
 use rustix::time::{ClockId, clock_gettime};
@@ -21,12 +21,15 @@ use serde::{Deserialize, Serialize};
 use crate::control::Control;
 use crate::network::configuration::NetworkConfiguration;
 use crate::network::{datagrams, interface, loopback, resets, tcp_kick};
+use crate::restore::open_files;
 use crate::{disk, writeback};
 
 /// The environment variables with which criu passes the stage, and the directory of the images.
 const STAGE: &str = "CRTOOLS_SCRIPT_ACTION";
 const IMAGES: &str = "CRTOOLS_IMAGE_DIR";
 const OUTCOME: &str = "/run/orrery/online";
+/// Exists from the moment on at which the service may act on what others see.
+const BEGUN: &str = "/run/orrery/going-online";
 
 /// When the service came onto the network, by `CLOCK_MONOTONIC`, and what did not work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -56,13 +59,17 @@ pub(crate) fn run(stage: &str) -> Result<()> {
     }
     let from = now();
     let tidied = disk::mount_point().map_or(Ok(()), |mount_point| writeback::finish(&mount_point));
+    fs::write(BEGUN, "").with_context(|| format!("cannot write {BEGUN}"))?;
     Control::open()?.send(&Report::Online)?;
     let images = std::env::var(IMAGES).with_context(|| format!("criu did not set {IMAGES}"))?;
-    let state = RestoreState::load(Path::new(&images));
+    // Without it, sockets would be open to what their filters drop.
+    let state = RestoreState::load(Path::new(&images))?;
+    // Before anything can arrive.
+    let unset = open_files::restore(&state);
     // Both ends of the service's connections with itself exist now.
     let opened = loopback::open();
     // Before anything arrives from elsewhere.
-    let sent = with(&state, |state| datagrams::send(&state.datagrams));
+    let sent = datagrams::send(&state.datagrams);
     let configuration = NetworkConfiguration::load();
     let changed = configuration.as_ref().ok().and_then(Option::as_ref);
     let rules = changed.map_or(Ok(()), NetworkConfiguration::restore_rules);
@@ -71,8 +78,8 @@ pub(crate) fn run(stage: &str) -> Result<()> {
         Some(configuration) => configuration.restore_routes(),
         None => interface::add_default_route().map(|()| Vec::new())?,
     };
-    let kicked = with(&state, |state| tcp_kick::kick(&state.connections));
-    let reset = with(&state, |state| resets::send(&state.pending_connections));
+    let kicked = tcp_kick::kick(&state.connections);
+    let reset = resets::send(&state.pending_connections);
     let remark = |result: Result<()>, what: &str| result.err().map(|error| format!("{what}{error:#}"));
     let remarks = [
         remark(kicked, "the peers of connections wait longer: "),
@@ -82,17 +89,14 @@ pub(crate) fn run(stage: &str) -> Result<()> {
         remark(rules, ""),
         remark(tidied, ""),
     ];
-    let remarks = remarks.into_iter().flatten().chain(lost_routes).collect();
+    let remarks = remarks.into_iter().flatten().chain(lost_routes).chain(unset).collect();
     let outcome = Outcome { from, to: now(), remarks };
     fs::write(OUTCOME, serde_json::to_vec(&outcome)?).with_context(|| format!("cannot write {OUTCOME}"))
 }
 
-/// Does something with the restore state, if that could be loaded.
-fn with(state: &Result<RestoreState>, what: impl FnOnce(&RestoreState) -> Result<()>) -> Result<()> {
-    match state {
-        Ok(state) => what(state),
-        Err(error) => bail!("{error:#}"),
-    }
+/// Returns whether the service was about to come onto the network: it must not be restored from the same memory again.
+pub(crate) fn has_begun() -> bool {
+    Path::new(BEGUN).exists()
 }
 
 /// Returns when the service came onto the network, and what did not work; `None` if it did not.

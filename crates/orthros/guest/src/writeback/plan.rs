@@ -121,12 +121,15 @@ impl<'k> Maker<'k, '_, '_> {
         // Files that were changed, and dropped from memory before that was committed: their blocks are kept.
         let dropped = self.ext4.dropped(|number| files.contains_key(&number))?;
         files.extend(dropped.into_iter().map(|file| (file.attributes.number, file)));
-        for (&number, file) in &files {
-            // What has no name lives as long as who has it open; what is below the first number is the file system's own.
-            if file.attributes.links == 0 || (number < first && number != TOP) {
-                continue;
-            }
-            self.add(file).with_context(|| format!("file {number}"))?;
+        // What has no name lives as long as who has it open; what is below the first number is the file system's own.
+        let carried: BTreeMap<u64, &Ext4File<'k>> = files
+            .iter()
+            .filter(|&(&number, file)| file.attributes.links > 0 && (number >= first || number == TOP))
+            .map(|(&number, file)| (number, file))
+            .collect();
+        let named = self.read_directories(&carried)?;
+        for (number, file) in carried {
+            self.add(file, &named).with_context(|| format!("file {number}"))?;
         }
         // A file that a directory names must be known, whether it has changed or not.
         for number in self.plan.names.values().flatten().map(|name| name.number).collect::<BTreeSet<_>>() {
@@ -152,7 +155,32 @@ impl<'k> Maker<'k, '_, '_> {
         Ok(self.plan)
     }
 
-    fn add(&mut self, file: &Ext4File<'k>) -> Result<()> {
+    /// Reads what is in the changed directories, and returns the numbers of the files that they name.
+    ///
+    /// A directory that the disk does not have is read when another one names it. One that nothing names was being made
+    /// when the kernel died, and may be in any state.
+    fn read_directories(&mut self, files: &BTreeMap<u64, &Ext4File<'k>>) -> Result<BTreeSet<u64>> {
+        let changed = |number: &u64| {
+            let &file = files.get(number)?;
+            let is_directory = file.attributes.mode & libc::S_IFMT == libc::S_IFDIR;
+            (is_directory && file.uncommitted).then_some(file)
+        };
+        let mut unread = Vec::new();
+        for number in files.keys() {
+            if let Some(file) = changed(number)
+                && self.mounted.find(&file.attributes)?.is_some()
+            {
+                unread.push(*number);
+            }
+        }
+        self.plan.names = named_from(unread, |number| {
+            let Some(file) = changed(&number) else { return Ok(None) };
+            Ok(Some(self.ext4.names(file).with_context(|| format!("file {number}"))?))
+        })?;
+        Ok(self.plan.names.values().flatten().map(|name| name.number).collect())
+    }
+
+    fn add(&mut self, file: &Ext4File<'k>, named: &BTreeSet<u64>) -> Result<()> {
         let attributes = &file.attributes;
         let kind = attributes.mode & libc::S_IFMT;
         let unwritten = if kind == libc::S_IFREG { file.pages(Pages::Unwritten)? } else { Vec::new() };
@@ -160,13 +188,13 @@ impl<'k> Maker<'k, '_, '_> {
             return Ok(());
         }
         let found = self.mounted.find(attributes)?;
+        // The call that was making it had not named it yet, and fails: no one has seen the file, and it may be half made.
+        if found.is_none() && !named.contains(&attributes.number) {
+            return Ok(());
+        }
         let changed = file.uncommitted || !unwritten.is_empty();
         let mut contents = Contents::default();
         match kind {
-            libc::S_IFDIR if file.uncommitted => {
-                let names = self.ext4.names(file)?;
-                self.plan.names.insert(attributes.number, names);
-            }
             libc::S_IFREG if file.uncommitted => contents = self.contents(file, found.as_ref())?,
             libc::S_IFREG => contents.pages = unwritten,
             libc::S_IFLNK if found.is_none() => contents.link = Some(self.link(file)?),
@@ -257,6 +285,24 @@ impl<'k> Maker<'k, '_, '_> {
     }
 }
 
+/// Returns the names in some directories, and in those that they name; `names_of` returns none for what need not be read.
+fn named_from(
+    mut unread: Vec<u64>,
+    mut names_of: impl FnMut(u64) -> Result<Option<Vec<Name>>>,
+) -> Result<BTreeMap<u64, Vec<Name>>> {
+    let mut read: BTreeMap<u64, Vec<Name>> = BTreeMap::new();
+    while let Some(number) = unread.pop() {
+        if read.contains_key(&number) {
+            continue;
+        }
+        if let Some(names) = names_of(number)? {
+            unread.extend(names.iter().map(|name| name.number));
+            read.insert(number, names);
+        }
+    }
+    Ok(read)
+}
+
 /// The blocks of a file whose bytes memory has.
 fn cached_blocks(pages: &[CachedPage<'_>], block_size: u64) -> Result<BTreeSet<u64>> {
     let per_page = PAGE / block_size;
@@ -289,4 +335,25 @@ fn leads_to(runs: &[Run], offset: u64, place: u64) -> bool {
     run.is_some_and(|run| {
         run.written && offset < run.logical + run.length && run.physical + (offset - run.logical) == place
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_nothing_names_is_not_read() {
+        let name = |name: &str, number| Name { name: name.into(), number };
+        // 2 is on the disk, 20 was made in it, and 30 was being made: its blocks may hold anything.
+        let names_of = |number| match number {
+            TOP => Ok(Some(vec![name("new", 20), name("file", 12), name("again", TOP)])),
+            20 => Ok(Some(vec![name("deep", 21)])),
+            30 => bail!("it is half made"),
+            _ => Ok(None),
+        };
+        let read = named_from(vec![TOP], names_of).unwrap();
+        assert_eq!(read.keys().copied().collect::<Vec<_>>(), [TOP, 20]);
+        assert_eq!(read[&20], [name("deep", 21)]);
+        assert!(named_from(vec![TOP, 30], names_of).is_err());
+    }
 }

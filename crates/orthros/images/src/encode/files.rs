@@ -102,15 +102,9 @@ fn entry(id: u32, file: &File) -> Result<m::File> {
         File::Event { flags, count } => {
             entry.efd = Some(EventFile { id, flags: *flags, fown: Fown::NONE, counter: *count });
         }
-        File::Epoll { flags, targets } => {
-            let target = |t: &model::EpollTarget| m::EpollTarget {
-                id,
-                tfd: t.descriptor,
-                events: t.events,
-                data: t.data,
-            };
-            let tfd = targets.iter().map(target).collect();
-            entry.epfd = Some(EpollFile { id, flags: *flags, fown: Fown::NONE, tfd });
+        // What it waits for is added later: by number, and whoever has the file now.
+        File::Epoll { flags, .. } => {
+            entry.epfd = Some(EpollFile { id, flags: *flags, fown: Fown::NONE });
         }
         File::Signal { flags, mask } => {
             entry.sgfd = Some(SignalFile { id, flags: *flags, fown: Fown::NONE, sigmask: *mask });
@@ -184,9 +178,13 @@ fn ghosts(service: &Service) -> Result<Vec<ImageFile>> {
 fn pipes(files: &[File]) -> Result<[ImageFile; 2]> {
     let mut unnamed = BTreeMap::new();
     let mut named = BTreeMap::new();
+    let none = Vec::new();
     for file in files {
         match file {
-            File::Pipe { inode, content, capacity, .. } => unnamed.insert(*inode, (content, *capacity)),
+            // Packets are written later, each by itself.
+            File::Pipe { inode, content, packets, capacity, .. } => {
+                unnamed.insert(*inode, (if packets.is_empty() { content } else { &none }, *capacity))
+            }
             File::Fifo { inode, content, capacity, .. } => named.insert(*inode, (content, *capacity)),
             _ => None,
         };

@@ -65,7 +65,7 @@ fn vma(mapping: &Mapping) -> Vma {
         flags: mapping.flags,
         status: REGULAR | status,
         fd: -1,
-        madv: None,
+        madv: (mapping.advice != 0).then_some(mapping.advice),
         fdflags,
     }
 }

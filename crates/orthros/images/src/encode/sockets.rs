@@ -34,6 +34,7 @@ pub(super) fn inet(id: u32, inet: &Inet) -> InetSocket {
         fown: Fown::NONE,
         opts: SocketOptions {
             reuseaddr: Some(socket.reuses_address),
+            reuseport: Some(inet.reuses_port),
             keepalive: Some(socket.keeps_alive),
             ..options(socket.buffers)
         },

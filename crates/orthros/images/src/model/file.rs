@@ -19,6 +19,8 @@ pub(crate) enum File {
         flags: u32,
         inode: u32,
         content: Vec<u8>,
+        /// The lengths of the packets in it, if it keeps any apart, and whether each is one.
+        packets: Vec<(u32, bool)>,
         capacity: u64,
     },
     /// A pipe with a name, which `path` refers to.
@@ -121,6 +123,8 @@ pub(crate) struct Inet {
     pub(crate) flags: u32,
     pub(crate) inode: u32,
     pub(crate) socket: InetSocket,
+    /// `SO_REUSEPORT`, which counts when it is bound.
+    pub(crate) reuses_port: bool,
     /// The state of an established TCP connection.
     pub(crate) connection: Option<Box<TcpConnection>>,
     /// The datagrams that were not read.

@@ -37,6 +37,10 @@ pub(crate) struct Mapping {
     /// `MAP_*`.
     pub(crate) flags: u32,
     pub(crate) shared: bool,
+    /// `MADV_*`, one bit each.
+    pub(crate) advice: u64,
+    /// Whether pages are locked when they are touched (`MLOCK_ONFAULT`).
+    pub(crate) locks_on_fault: bool,
     pub(crate) backing: Backing,
 }
 

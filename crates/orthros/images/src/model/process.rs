@@ -4,6 +4,7 @@ use orrery_kimage::{Credentials, PosixTimer, Registers};
 
 use super::file::FileId;
 use super::memory::AddressSpace;
+use super::settings::ThreadAttributes;
 
 /// A process, under the PIDs of its innermost namespace.
 #[derive(Debug)]
@@ -67,13 +68,12 @@ pub(crate) struct Thread {
     /// `siginfo_t` of each signal that is pending for the thread.
     pub(crate) pending_signals: Vec<Vec<u8>>,
     pub(crate) credentials: Credentials,
-    pub(crate) no_new_privileges: bool,
+    /// What CRIU does not restore of it.
+    pub(crate) attributes: ThreadAttributes,
     pub(crate) seccomp_mode: u32,
     /// The index of its newest filter.
     pub(crate) seccomp_filter: Option<u32>,
     pub(crate) rseq: Option<Rseq>,
-    /// The processors that it may run on, one bit each.
-    pub(crate) affinity: Vec<u64>,
 }
 
 /// A registered restartable sequence area.

@@ -7,6 +7,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::settings::{Epoll, FileOwner, PacketPipe, SocketSettings, ThreadAttributes};
+
 const FILE: &str = "restore-state";
 
 /// Everything about a service that CRIU does not restore, for the steps before, during and after its run.
@@ -32,19 +34,16 @@ pub struct RestoreState {
     pub local_addresses: Vec<Ipv4Addr>,
     /// The open files without a name whose contents are partly on the disk.
     pub unnamed_files: Vec<UnnamedFile>,
-}
-
-/// Attributes of a thread, by its TID in the service's PID namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThreadAttributes {
-    /// The TID.
-    pub tid: u32,
-    /// The processors that it may run on, one bit each.
-    pub affinity: Vec<u64>,
-    /// `no_new_privs`.
-    pub no_new_privileges: bool,
-    /// The ambient capabilities, one bit each.
-    pub ambient_capabilities: u64,
+    /// The settings of sockets.
+    pub sockets: Vec<SocketSettings>,
+    /// The open files of which somebody gets a signal.
+    pub file_owners: Vec<FileOwner>,
+    /// The epolls.
+    pub epolls: Vec<Epoll>,
+    /// The pipes that keep packets apart.
+    pub packet_pipes: Vec<PacketPipe>,
+    /// The host and domain name.
+    pub names: Option<(String, String)>,
 }
 
 /// The identity, owner and permissions of a System V object.

@@ -7,7 +7,9 @@ use orrery_kimage::{FileKind, Kernel, OpenFile, Pages, Task};
 
 use super::clocks::Clocks;
 use super::remarks::Remarks;
-use crate::model::{Directories, File, FileId, Ghost, SharedMemory, SharedPage, Unix};
+use crate::model::{
+    Directories, File, FileId, FileOwner, Ghost, SharedMemory, SharedPage, SocketSettings, Unix,
+};
 
 /// The size of an unnamed file that is carried over at most.
 pub const MAX_UNNAMED_FILE: u64 = 64 << 20;
@@ -36,6 +38,8 @@ pub(super) struct FileTable<'k> {
     ghosts: Vec<Ghost>,
     /// By the number of the inode.
     shared_memory: BTreeMap<u64, Vec<SharedPage>>,
+    sockets: BTreeMap<FileId, SocketSettings>,
+    owners: BTreeMap<FileId, FileOwner>,
     hung_up: u32,
     remarks: Remarks,
 }
@@ -45,6 +49,10 @@ pub(super) struct TableContents {
     pub(super) files: Vec<File>,
     pub(super) ghosts: Vec<Ghost>,
     pub(super) shared_memory: Vec<SharedMemory>,
+    /// By the address of the kernel's `struct file`.
+    pub(super) known: HashMap<u64, FileId>,
+    pub(super) sockets: BTreeMap<FileId, SocketSettings>,
+    pub(super) owners: BTreeMap<FileId, FileOwner>,
     pub(super) remarks: Remarks,
 }
 
@@ -58,6 +66,8 @@ impl<'k> FileTable<'k> {
             directories: HashMap::new(),
             ghosts: Vec::new(),
             shared_memory: BTreeMap::new(),
+            sockets: BTreeMap::new(),
+            owners: BTreeMap::new(),
             hung_up: 0,
             remarks: Remarks::default(),
         }
@@ -77,6 +87,9 @@ impl<'k> FileTable<'k> {
             files: self.files,
             ghosts: self.ghosts,
             shared_memory: shared.map(|(inode, pages)| SharedMemory { inode, pages }).collect(),
+            known: self.known,
+            sockets: self.sockets,
+            owners: self.owners,
             remarks: self.remarks,
         }
     }
@@ -94,8 +107,25 @@ impl<'k> FileTable<'k> {
         self.files.get((id.0 as usize).wrapping_sub(1))
     }
 
+    /// Notes the settings of a socket.
+    pub(super) fn add_settings(&mut self, id: FileId, settings: SocketSettings) {
+        self.sockets.insert(id, settings);
+    }
+
+    /// Returns the sockets of which something keeps packets away.
+    pub(super) fn restricted_sockets(&self) -> Vec<FileId> {
+        let restricted = self.sockets.iter().filter(|(_, settings)| !settings.restrictions.is_empty());
+        restricted.map(|(&id, _)| id).collect()
+    }
+
+    /// Notes who gets a signal when a file is ready.
+    pub(super) fn add_owner(&mut self, id: FileId, owner: FileOwner) {
+        self.owners.insert(id, owner);
+    }
+
     /// Replaces a file of the table.
     pub(super) fn replace(&mut self, id: FileId, file: File) {
+        self.sockets.remove(&id);
         if let Some(place) = self.files.get_mut((id.0 as usize).wrapping_sub(1)) {
             *place = file;
         }

@@ -1,13 +1,19 @@
 //! Locks on files.
 
 use anyhow::Result;
-use orrery_kimage::{Descriptor, Task};
+use orrery_kimage::{Descriptor, OpenFile, Task};
 
 use crate::model::{FileLock, LockKind};
 
 /// `FL_FLOCK` and `FL_OFDLCK` of the kernel.
 const FLOCK: u32 = 2;
 const OPEN_FILE_DESCRIPTION: u32 = 1024;
+
+/// Returns whether somebody has a lease on a file (`F_SETLEASE`), which is not carried over.
+pub(super) fn is_leased(file: &OpenFile<'_>) -> Result<bool> {
+    let Some(context) = file.inode()?.pointer("i_flctx", "file_lock_context")? else { return Ok(false) };
+    Ok(context.u64("flc_lease.next")? != context.address_of("flc_lease")?)
+}
 
 /// Reads the locks that a process has on a file.
 pub(super) fn read(process: &Task<'_>, descriptor: &Descriptor<'_>) -> Result<Vec<FileLock>> {

@@ -17,6 +17,21 @@ const GROWS_DOWN: u64 = 0x100;
 const LOCKED: u64 = 0x2000;
 const UFFD_MISSING: u64 = 0x200;
 const NO_RESERVE: u64 = 0x20_0000;
+/// `VM_LOCKONFAULT`: pages are locked when they are touched.
+const LOCK_ON_FAULT: u64 = 0x8_0000;
+/// `VM_PFNMAP` and `VM_IO`: what the kernel maps for itself, which takes no advice.
+const OF_THE_KERNEL: u64 = 0x400 | 0x4000;
+/// Flags of mappings, and the advice of madvise(2) that sets them.
+const ADVICE: [(u64, i32); 8] = [
+    (0x8000, libc::MADV_SEQUENTIAL),
+    (0x1_0000, libc::MADV_RANDOM),
+    (0x2_0000, libc::MADV_DONTFORK),
+    (0x200_0000, libc::MADV_WIPEONFORK),
+    (0x400_0000, libc::MADV_DONTDUMP),
+    (0x2000_0000, libc::MADV_HUGEPAGE),
+    (0x4000_0000, libc::MADV_NOHUGEPAGE),
+    (0x8000_0000, libc::MADV_MERGEABLE),
+];
 
 /// Reads the address space of a process.
 pub(super) fn read<'k>(
@@ -78,14 +93,20 @@ fn mapping<'k>(files: &mut FileTable<'k>, mapping: &KernelMapping<'k>) -> Result
         // More addresses than there can be memory, which is refused otherwise.
         flags |= libc::MAP_NORESERVE.cast_unsigned();
     }
-    if mapping.flags & LOCKED != 0 {
+    let locks_on_fault = mapping.flags & LOCKED != 0 && mapping.flags & LOCK_ON_FAULT != 0;
+    if mapping.flags & LOCKED != 0 && !locks_on_fault {
         flags |= libc::MAP_LOCKED.cast_unsigned();
     }
     if !matches!(backing, Backing::File { .. } | Backing::Memfd { .. }) {
         flags |= libc::MAP_ANONYMOUS.cast_unsigned();
     }
     let protection = u32::try_from(mapping.flags & 7)?;
-    Ok(Mapping { start: mapping.start, end: mapping.end, protection, flags, shared, backing })
+    let takes_advice =
+        mapping.flags & OF_THE_KERNEL == 0 && !matches!(backing, Backing::Vdso | Backing::Vvar);
+    let advice = ADVICE.iter().filter(|(flag, _)| takes_advice && mapping.flags & flag != 0);
+    let advice = advice.fold(0, |all, (_, advice)| all | 1 << advice);
+    let (start, end) = (mapping.start, mapping.end);
+    Ok(Mapping { start, end, protection, flags, shared, advice, locks_on_fault, backing })
 }
 
 fn backing<'k>(files: &mut FileTable<'k>, mapping: &KernelMapping<'k>, shared: bool) -> Result<Backing> {

@@ -6,7 +6,7 @@ use orrery_kimage::{Datagram, FileKind, InetSocket, OpenFile, Special};
 
 use super::clocks::Clocks;
 use super::file_table::{ESTABLISHED, FileTable, STREAM};
-use super::{terminals, unix};
+use super::{socket_options, terminals, unix};
 use crate::model::{File, FileId, Inet, Inotify, InotifyWatch, Memfd, Timer};
 
 /// `SOCK_DGRAM`.
@@ -18,6 +18,9 @@ const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
 /// Devices that every machine has.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// The major numbers of terminals: `/dev/tty` and its like, and pseudo-terminals.
+const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [2..=5, 128..=143];
 
 /// Adds a file to the table, unless it is there, and returns its ID.
 pub(super) fn add<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> Result<FileId> {
@@ -35,7 +38,11 @@ pub(super) fn add<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> Result<
     let entry = match kind {
         FileKind::Regular | FileKind::Directory => return files.add_regular(file),
         FileKind::CharacterDevice => {
-            if let Some(terminal) = file.terminal()? {
+            let major = file.attributes()?.device >> 20;
+            // Other drivers have something else where a terminal's has its terminal.
+            if TERMINALS.iter().any(|majors| majors.contains(&major))
+                && let Some(terminal) = file.terminal()?
+            {
                 return terminals::add(files, file, terminal);
             }
             if !DEVICES.contains(&&*file.path()?.display()) {
@@ -45,18 +52,43 @@ pub(super) fn add<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> Result<
         }
         FileKind::Pipe | FileKind::Anonymous => special(files, file, flags)?,
         FileKind::Socket => {
-            if let Some(socket) = file.unix_socket()? {
-                return unix::add(files, file, &socket);
-            }
-            let Some(socket) = file.inet_socket()? else {
-                bail!("sockets of family {} are not carried over", file.socket_family()?);
-            };
-            File::Inet(inet(files, file, flags, socket)?)
+            return add_socket(files, file, flags);
         }
         FileKind::BlockDevice => bail!("block devices are not carried over"),
         FileKind::Link => bail!("symbolic links that are open are not carried over"),
     };
     Ok(files.add(file, entry))
+}
+
+/// Adds a socket with its settings.
+fn add_socket<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>, flags: u32) -> Result<FileId> {
+    let unix = file.unix_socket()?;
+    let internet = file.inet_socket()?;
+    if unix.is_none() && internet.is_none() {
+        bail!("sockets of family {} are not carried over", file.socket_family()?);
+    }
+    let settings = socket_options::read(file)?;
+    for option in settings.unknown {
+        let remark =
+            format!("the option {option} of sockets is lost: this kernel keeps it in an unknown place");
+        files.remarks().add_once(remark);
+    }
+    let id = match (unix, internet) {
+        (Some(unix), _) => unix::add(files, file, &unix)?,
+        (None, Some(socket)) => {
+            let entry = File::Inet(inet(files, file, flags, socket)?);
+            files.add(file, entry)
+        }
+        (None, None) => bail!("it is no socket that is known"),
+    };
+    files.add_settings(id, settings.settings);
+    if let Some(uid) = socket_options::peer(file)? {
+        let number = file.inode_number()?;
+        files.remarks().add_once(format!(
+            "the Unix socket {number} returns other credentials of its peer (SO_PEERCRED), which were those of user {uid}"
+        ));
+    }
+    Ok(id)
 }
 
 /// Adds a file if it was made by `memfd_create`. Its content is shared memory.
@@ -84,7 +116,7 @@ fn add_fifo(files: &mut FileTable<'_>, file: &OpenFile<'_>, flags: u32) -> Resul
     if path.deleted {
         bail!("a pipe whose name was removed is not carried over");
     }
-    let Special::Pipe { content, capacity } = file.special()? else { bail!("it is no pipe") };
+    let Special::Pipe { content, capacity, .. } = file.special()? else { bail!("it is no pipe") };
     let inode = u32::try_from(file.inode_number()?)?;
     let path = files.add_path(flags, path.display());
     Ok(files.add(file, File::Fifo { inode, path, content, capacity }))
@@ -93,8 +125,11 @@ fn add_fifo(files: &mut FileTable<'_>, file: &OpenFile<'_>, flags: u32) -> Resul
 /// Reads a pipe without a name, or an anonymous inode.
 fn special(files: &mut FileTable<'_>, file: &OpenFile<'_>, flags: u32) -> Result<File> {
     Ok(match file.special()? {
-        Special::Pipe { content, capacity } => {
-            File::Pipe { flags, inode: u32::try_from(file.inode_number()?)?, content, capacity }
+        Special::Pipe { content, parts, capacity } => {
+            let inode = u32::try_from(file.inode_number()?)?;
+            let keeps_apart = parts.iter().any(|&(_, is_packet)| is_packet);
+            let packets = if keeps_apart { parts } else { Vec::new() };
+            File::Pipe { flags, inode, content, packets, capacity }
         }
         Special::Event { count, semaphore } => File::Event { flags: flags | u32::from(semaphore), count },
         Special::Epoll(targets) => File::Epoll { flags, targets },
@@ -157,14 +192,16 @@ fn inet(files: &mut FileTable<'_>, file: &OpenFile<'_>, flags: u32, socket: Inet
     if is_elsewhere(&socket) {
         bail!("the backup does not have its address: of IPv6 it has ::1 only");
     }
-    let mut inet =
-        Inet { flags, inode, socket, connection: None, datagrams: Vec::new(), pending: Vec::new() };
+    let sock = file.object().required("private_data", "socket")?.required("sk", "sock")?;
+    let reuses_port = sock.u32("__sk_common.skc_reuseport")? != 0;
+    let (datagrams, pending) = (Vec::new(), Vec::new());
+    let mut inet = Inet { flags, inode, socket, reuses_port, connection: None, datagrams, pending };
     match (inet.socket.protocol, inet.socket.state) {
         (TCP, ESTABLISHED) => inet.connection = Some(Box::new(file.tcp_connection()?)),
         (TCP, LISTEN) if inet.socket.waiting > 0 => pending_connections(files, file, &mut inet),
         (TCP, LISTEN | CLOSE) => {}
         (TCP, state) => bail!("a TCP connection that is being opened or closed (state {state})"),
-        (UDP, _) => datagrams(files, file, &mut inet)?,
+        (UDP, _) => self::datagrams(files, file, &mut inet)?,
         _ => {}
     }
     Ok(inet)

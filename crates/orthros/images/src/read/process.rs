@@ -1,14 +1,17 @@
 //! The tree of processes.
 
+use std::collections::HashMap;
+
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Descriptor as KernelDescriptor, FileKind, IdKind, Kernel, State, Task};
 
+use super::Exclusions;
 use super::clocks::Clocks;
 use super::cpu_registers::CpuRegisters;
 use super::file_table::FileTable;
 use super::seccomp::FilterTable;
 use super::syscalls::Answers;
-use super::{locks, memory, open_file, restore_state, terminals, thread, unix};
+use super::{attributes, file_owner, locks, memory, open_file, restore_state, terminals, thread, unix};
 use crate::model::{Descriptor, FileLock, Process, ProcessState, Running, Service};
 
 /// What a service is read with, and what is known of it so far.
@@ -17,16 +20,35 @@ pub(super) struct Reader<'k> {
     cpus: &'k CpuRegisters,
     clocks: Clocks,
     lazy: bool,
+    exclusions: &'k Exclusions,
     files: FileTable<'k>,
     filters: FilterTable,
     /// The namespaces of the service's own process.
     namespaces: Vec<u64>,
+    /// What processes may share although they are no threads of one process, with the PID of the first that had it.
+    shared: HashMap<u64, u32>,
 }
 
 impl<'k> Reader<'k> {
-    pub(super) fn new(kernel: &'k Kernel, cpus: &'k CpuRegisters, clocks: Clocks, lazy: bool) -> Self {
+    pub(super) fn new(
+        kernel: &'k Kernel,
+        cpus: &'k CpuRegisters,
+        clocks: Clocks,
+        lazy: bool,
+        exclusions: &'k Exclusions,
+    ) -> Self {
         let (files, filters) = (FileTable::new(kernel, clocks), FilterTable::default());
-        Self { kernel, cpus, clocks, lazy, files, filters, namespaces: Vec::new() }
+        Self {
+            kernel,
+            cpus,
+            clocks,
+            lazy,
+            exclusions,
+            files,
+            filters,
+            namespaces: Vec::new(),
+            shared: HashMap::new(),
+        }
     }
 
     /// Reads the process `pid` and all its descendants.
@@ -58,11 +80,13 @@ impl<'k> Reader<'k> {
             }
         }
         self.hang_up_half_terminals();
+        self.hang_up_unreachable_sockets(&processes);
         let mut contents = self.files.into_contents();
         for remark in unix::resolve_peers(&mut contents.files) {
             contents.remarks.add_loss(remark);
         }
-        let restore_state = restore_state::collect(&processes, &contents, ipc, bereaved_parents);
+        let names = names(&root);
+        let restore_state = restore_state::collect(&processes, &mut contents, ipc, bereaved_parents, names);
         let (remarks, losses) = contents.remarks.into_parts();
         Ok(Service {
             monotonic: self.clocks.monotonic,
@@ -87,6 +111,21 @@ impl<'k> Reader<'k> {
         }
     }
 
+    /// Hangs up the sockets that no process has open, but that are under way to one, and that something keeps packets away from:
+    /// only through a process could that be set again.
+    fn hang_up_unreachable_sockets(&mut self, processes: &[Process]) {
+        let reachable = restore_state::holders(processes);
+        for id in self.files.restricted_sockets() {
+            if !reachable.contains_key(&id) {
+                let remark =
+                    "a socket with a filter, or bound to an interface, was being sent; it is hung up";
+                self.files.remarks().add_loss(remark.to_owned());
+                let gone = self.files.hung_up(0);
+                self.files.replace(id, gone);
+            }
+        }
+    }
+
     /// Reads one process, running or exited, and returns its children, too.
     fn process(&mut self, process: &Task<'k>, is_root: bool) -> Result<(Process, Vec<Task<'k>>)> {
         let has_exited = matches!(process.state()?, State::Zombie | State::Dead);
@@ -98,6 +137,9 @@ impl<'k> Reader<'k> {
             bail!("its children: {problem}");
         }
         let pid = innermost(process, IdKind::Process)?;
+        if let Some(why) = self.exclusions.processes.get(&pid) {
+            bail!("{why}");
+        }
         let namespaces = namespaces(process)?;
         if is_root {
             self.namespaces = namespaces;
@@ -120,6 +162,7 @@ impl<'k> Reader<'k> {
         if let Some(problem) = threads.problems.first() {
             bail!("its threads: {problem}");
         }
+        self.refuse_shared_memory(process, pid)?;
         self.remark_on_limits(process, pid)?;
         let answers = Answers::of(process)?;
         let reading = thread::Reading { kernel: self.kernel, cpus: self.cpus, answers: answers.as_ref() };
@@ -131,6 +174,13 @@ impl<'k> Reader<'k> {
         }
         let task = process.object();
         let memory = memory::read(self.kernel, &mut self.files, process, self.lazy)?;
+        for thread in &mut found {
+            thread.attributes.pid = pid;
+        }
+        if let Some(leader) = found.iter_mut().find(|thread| thread.tid == pid) {
+            attributes::add_of_process(process, &memory.mappings, &mut leader.attributes)?;
+        }
+        attributes::remark_on_process(task, pid, self.files.remarks())?;
         let directories = self.files.add_directories(process)?;
         let (timers, rlimits) = (thread::timers(self.clocks, process)?, thread::rlimits(process)?);
         let (pending_signals, actions) = (process.pending_signals(true)?, thread::actions(task)?);
@@ -150,6 +200,32 @@ impl<'k> Reader<'k> {
             descriptors,
             locks,
         })
+    }
+
+    /// Refuses a process that shares the memory of another one without being its thread (`CLONE_VM` of clone(2)): with memory of its own it
+    /// would go wrong silently. Shared tables of descriptors and directories are separate afterwards, with a remark.
+    fn refuse_shared_memory(&mut self, process: &Task<'_>, pid: u32) -> Result<()> {
+        let task = process.object();
+        // A child of vfork(2) only executes another program.
+        let is_borrowed = task.u64("vfork_done")? != 0;
+        if let Some(space) = process.address_space()?
+            && let Some(other) = self.first_owner(space.object().address(), pid)
+            && !is_borrowed
+        {
+            bail!("it shares the memory of process {other}, of which it is no thread");
+        }
+        for (path, what) in [("files", "file descriptors"), ("fs", "directories and umask")] {
+            if let Some(other) = self.first_owner(task.u64(path)?, pid) {
+                let remark = format!("process {pid} shares its {what} with process {other} no more");
+                self.files.remarks().add_loss(remark);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a process has something, and returns the other one that had it first.
+    fn first_owner(&mut self, address: u64, pid: u32) -> Option<u32> {
+        Some(*self.shared.entry(address).or_insert(pid)).filter(|&first| first != pid && address != 0)
     }
 
     /// Adds remarks about limits and duties that a restored process does not have.
@@ -188,10 +264,19 @@ impl<'k> Reader<'k> {
             let file =
                 open_file::add(&mut self.files, &descriptor.file).with_context(|| describe(descriptor))?;
             all_locks.extend(locks::read(process, descriptor).with_context(|| describe(descriptor))?);
+            if locks::is_leased(&descriptor.file)? {
+                let remark = format!("process {pid}: the lease on {} is lost", describe(descriptor));
+                self.files.remarks().add_once(remark);
+            }
             table.push(entry(descriptor, file));
         }
         for descriptor in descriptors.found.iter().filter(|descriptor| !is_stored(descriptor)) {
-            let file = match open_file::add(&mut self.files, &descriptor.file) {
+            let excluded = self.exclusions.descriptors.get(&(pid, descriptor.number));
+            let read = match excluded {
+                Some(why) => Err(anyhow::anyhow!("{why}")),
+                None => open_file::add(&mut self.files, &descriptor.file),
+            };
+            let file = match read {
                 Ok(file) => file,
                 Err(error) => {
                     let remark = format!("process {pid}: {} is hung up: {error:#}", describe(descriptor));
@@ -201,6 +286,19 @@ impl<'k> Reader<'k> {
                 }
             };
             table.push(entry(descriptor, file));
+        }
+        for (descriptor, file) in descriptors
+            .found
+            .iter()
+            .filter_map(|descriptor| {
+                let file = self.files.known(&descriptor.file)?;
+                Some((descriptor, file))
+            })
+            .collect::<Vec<_>>()
+        {
+            if let Some(owner) = file_owner::read(&descriptor.file).with_context(|| describe(descriptor))? {
+                self.files.add_owner(file, owner);
+            }
         }
         table.sort_unstable();
         Ok((table, all_locks))
@@ -221,6 +319,14 @@ fn exited(process: &Task<'_>, status: u32) -> Result<Process> {
 fn describe(descriptor: &KernelDescriptor<'_>) -> String {
     let path = descriptor.file.path().map(|path| path.display()).unwrap_or_default();
     format!("its descriptor {} ({path})", descriptor.number)
+}
+
+/// Returns the host and domain name of a process.
+fn names(process: &Task<'_>) -> Option<(String, String)> {
+    let space =
+        process.object().required("nsproxy", "nsproxy").ok()?.required("uts_ns", "uts_namespace").ok()?;
+    let names = space.embedded("name", "new_utsname").ok()?;
+    Some((names.text("nodename").ok()?, names.text("domainname").ok()?))
 }
 
 /// Returns the addresses of the namespaces that a process is in, and how deep its PIDs are nested.

@@ -13,6 +13,13 @@ impl Remarks {
         self.all.push(remark);
     }
 
+    /// Adds a remark about a detail, unless it was made before.
+    pub(super) fn add_once(&mut self, remark: String) {
+        if !self.all.contains(&remark) {
+            self.all.push(remark);
+        }
+    }
+
     /// Adds a remark about something that is hung up, or counts as killed.
     pub(super) fn add_loss(&mut self, remark: String) {
         self.losses.push(remark.clone());

@@ -1,6 +1,6 @@
 //! What CRIU does not restore, collected from the model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
@@ -8,8 +8,8 @@ use orrery_kimage::{InetSocket, Task, TcpConnection};
 
 use super::file_table::TableContents;
 use crate::model::{
-    Connection, Datagram, File, Inet, MessageQueue, PendingConnection, Process, ProcessState, RestoreState,
-    SemaphoreSet, ThreadAttributes, UnnamedFile,
+    Connection, Datagram, Epoll, EpollEntry, EpollTarget, File, FileId, Holder, Inet, MessageQueue,
+    PacketPipe, PendingConnection, Process, ProcessState, RestoreState, SemaphoreSet, UnnamedFile,
 };
 
 /// The System V objects of a namespace.
@@ -41,28 +41,26 @@ impl System5 {
 
 pub(super) fn collect(
     processes: &[Process],
-    contents: &TableContents,
+    contents: &mut TableContents,
     ipc: System5,
     bereaved_parents: Vec<u32>,
+    names: Option<(String, String)>,
 ) -> RestoreState {
     let mut state = RestoreState {
         bereaved_parents,
+        names,
         semaphores: ipc.semaphores,
         message_queues: ipc.message_queues,
         ..RestoreState::default()
     };
     for process in processes {
         let ProcessState::Running(running) = &process.state else { continue };
-        state.threads.extend(running.threads.iter().map(|thread| ThreadAttributes {
-            tid: thread.tid,
-            affinity: thread.affinity.clone(),
-            no_new_privileges: thread.no_new_privileges,
-            ambient_capabilities: thread.credentials.ambient,
-        }));
+        state.threads.extend(running.threads.iter().map(|thread| thread.attributes.clone()));
         if !running.stopped {
             state.running.push(process.pid);
         }
     }
+    collect_settings(&holders(processes), contents, &mut state);
     let mut addresses = BTreeSet::new();
     for file in &contents.files {
         let File::Inet(inet) = file else { continue };
@@ -72,6 +70,72 @@ pub(super) fn collect(
     let unnamed = (1..).zip(&contents.ghosts).filter(|(_, ghost)| ghost.content.is_none());
     state.unnamed_files = unnamed.map(|(image, ghost)| UnnamedFile { image, inode: ghost.inode }).collect();
     state
+}
+
+/// Returns a process and a file descriptor of it for each file that some process has open.
+pub(super) fn holders(processes: &[Process]) -> BTreeMap<FileId, Holder> {
+    let mut holders = BTreeMap::new();
+    for process in processes {
+        let ProcessState::Running(running) = &process.state else { continue };
+        for descriptor in &running.descriptors {
+            holders.entry(descriptor.file).or_insert(Holder { pid: process.pid, fd: descriptor.fd });
+        }
+    }
+    holders
+}
+
+/// Collects what is set through the file descriptors that processes have.
+fn collect_settings(
+    holders: &BTreeMap<FileId, Holder>,
+    contents: &mut TableContents,
+    state: &mut RestoreState,
+) {
+    for (id, settings) in &contents.sockets {
+        let Some(&holder) = holders.get(id) else { continue };
+        let mut settings = settings.clone();
+        settings.holder = holder;
+        state.sockets.push(settings);
+    }
+    for (id, owner) in &contents.owners {
+        let Some(&holder) = holders.get(id) else { continue };
+        let mut owner = *owner;
+        owner.holder = holder;
+        state.file_owners.push(owner);
+    }
+    let mut pipes = BTreeSet::new();
+    for (id, file) in (1..).map(FileId).zip(&contents.files) {
+        let Some(&holder) = holders.get(&id) else { continue };
+        match file {
+            File::Epoll { targets, .. } => {
+                let entry = |target: &EpollTarget| {
+                    let holder = contents.known.get(&target.file).and_then(|file| holders.get(file));
+                    let &EpollTarget { descriptor: number, events, data, .. } = target;
+                    holder.map(|&holder| EpollEntry { holder, number, events, data })
+                };
+                let entries: Vec<_> = targets.iter().filter_map(entry).collect();
+                let lost = targets.len() - entries.len();
+                if lost > 0 {
+                    contents.remarks.add(format!(
+                        "descriptor {} of process {}, an epoll, waited for {lost} files that no process has open; it \
+                         waits for them no more",
+                        holder.fd, holder.pid
+                    ));
+                }
+                state.epolls.push(Epoll { holder, targets: entries });
+            }
+            File::Pipe { inode, content, packets, .. } if !packets.is_empty() && pipes.insert(*inode) => {
+                let mut rest = &content[..];
+                let packets = packets.iter().map(|&(length, is_packet)| {
+                    let (packet, others) = rest.split_at(rest.len().min(length as usize));
+                    rest = others;
+                    (packet.to_vec(), is_packet)
+                });
+                let packets = packets.collect();
+                state.packet_pipes.push(PacketPipe { holder, packets });
+            }
+            _ => {}
+        }
+    }
 }
 
 fn collect_socket(inet: &Inet, state: &mut RestoreState, addresses: &mut BTreeSet<Ipv4Addr>) {

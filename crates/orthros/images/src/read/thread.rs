@@ -2,9 +2,10 @@
 //!
 //! A restored thread is in no system call; [`super::syscalls`] decides what becomes of the one that it was in.
 
-use anyhow::{Result, bail};
-use orrery_kimage::{Kernel, Object, PosixTimer, Registers, Task};
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{IdKind, Kernel, Object, PosixTimer, Registers, Task};
 
+use super::attributes;
 use super::clocks::Clocks;
 use super::cpu_registers::CpuRegisters;
 use super::io_progress;
@@ -69,7 +70,7 @@ impl Reading<'_> {
             parent_death_signal: Some(task.u32("pdeath_signal")?).filter(|&signal| signal != 0),
             pending_signals: thread.pending_signals(false)?,
             credentials: thread.credentials()?,
-            no_new_privileges: thread.no_new_privileges()?,
+            attributes: attributes::of_thread(thread, tid)?,
             seccomp_mode,
             seccomp_filter,
             rseq: (rseq != 0).then_some(Rseq {
@@ -78,7 +79,6 @@ impl Reading<'_> {
                 size: task.u32("rseq_len").unwrap_or(RSEQ_SIZE),
                 signature: task.u32("rseq_sig").unwrap_or(RSEQ_SIGNATURE),
             }),
-            affinity: thread.affinity()?,
         })
     }
 
@@ -179,23 +179,80 @@ pub(super) fn timers(clocks: Clocks, leader: &Task<'_>) -> Result<Timers> {
 }
 
 /// `timer_create`: what was left of each timer when the kernel died.
-fn posix_timers(clocks: Clocks, thread: &Task<'_>) -> Result<Vec<(PosixTimer, u64)>> {
+fn posix_timers(clocks: Clocks, process: &Task<'_>) -> Result<Vec<(PosixTimer, u64)>> {
     let mut found = Vec::new();
-    for timer in thread.posix_timers()? {
-        let clock = u32::try_from(timer.clock).unwrap_or(u32::MAX);
-        let by_process = timer.clock == libc::CLOCK_PROCESS_CPUTIME_ID;
-        if clock > libc::CLOCK_BOOTTIME.cast_unsigned() || timer.clock == libc::CLOCK_THREAD_CPUTIME_ID {
-            bail!("its timer {} goes by clock {}, of another thread or process", timer.id, timer.clock);
-        }
-        let used = if by_process { thread.processor_time()?.2 } else { 0 };
-        let left = match timer.expires {
-            None => 0,
-            Some(expires) if by_process => expires.saturating_sub(used).max(1000),
-            Some(expires) => clocks.left(clock, expires),
+    for mut timer in process.posix_timers()? {
+        let used = match ProcessorClock::of(timer.clock) {
+            None if timer.clock > libc::CLOCK_BOOTTIME => {
+                bail!("its timer {} goes by clock {}, which wakes the machine up", timer.id, timer.clock)
+            }
+            None => None,
+            Some(clock) => {
+                let owner = timer.clock_owner.unwrap_or(0);
+                let used = clock.used(process, owner).with_context(|| format!("its timer {}", timer.id))?;
+                timer.clock = clock.id(owner);
+                Some(used)
+            }
+        };
+        let left = match (timer.expires, used) {
+            (None, _) => 0,
+            (Some(expires), Some(used)) => expires.saturating_sub(used).max(1000),
+            (Some(expires), None) => clocks.left(timer.clock.cast_unsigned(), expires),
         };
         found.push((timer, left));
     }
     Ok(found)
+}
+
+/// A clock that counts processor time, by the number that programs have for it (clock_getcpuclockid(3)): the complement of a PID or
+/// TID, and which time of whom in the three lowest bits. 0 in place of the PID is the caller's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ProcessorClock {
+    of_thread: bool,
+    /// `CPUCLOCK_PROF`, `CPUCLOCK_VIRT` or `CPUCLOCK_SCHED`.
+    kind: i32,
+}
+
+impl ProcessorClock {
+    const OF_THREAD: i32 = 4;
+    const SCHEDULED: i32 = 2;
+
+    /// Returns what a clock counts; `None` if it counts no processor time.
+    fn of(clock: i32) -> Option<Self> {
+        match clock {
+            libc::CLOCK_PROCESS_CPUTIME_ID => Some(Self { of_thread: false, kind: Self::SCHEDULED }),
+            libc::CLOCK_THREAD_CPUTIME_ID => Some(Self { of_thread: true, kind: Self::SCHEDULED }),
+            0.. => None,
+            _ => Some(Self { of_thread: clock & Self::OF_THREAD != 0, kind: clock & 3 }),
+        }
+    }
+
+    /// Returns the number of the clock. A timer is created anew by the first thread: so that of a thread has its TID.
+    fn id(self, owner: i32) -> i32 {
+        if self.of_thread { !owner << 3 | Self::OF_THREAD | self.kind } else { !0 << 3 | self.kind }
+    }
+
+    /// Returns what it showed. The process itself, or one of its threads, must be its owner.
+    fn used(self, process: &Task<'_>, owner: i32) -> Result<u64> {
+        let number = |task: &Task<'_>, kind| Ok::<_, anyhow::Error>(task.ids(kind)?.last().copied());
+        let (user, system, both) = if self.of_thread {
+            let threads = process.threads().found;
+            let thread = threads
+                .iter()
+                .find(|thread| number(thread, IdKind::Thread).is_ok_and(|number| number == Some(owner)));
+            thread.context("it goes by the processor time of another process's thread")?.thread_time()?
+        } else {
+            if number(process, IdKind::Process)? != Some(owner) {
+                bail!("it goes by the processor time of another process");
+            }
+            process.processor_time()?
+        };
+        Ok(match self.kind {
+            0 => user.saturating_add(system),
+            1 => user,
+            _ => both,
+        })
+    }
 }
 
 /// `setitimer(ITIMER_REAL)`: what was left of it when the kernel died.
@@ -237,4 +294,33 @@ pub(super) fn actions(task: Object<'_>) -> Result<Vec<SignalAction>> {
         });
     }
     Ok(actions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers are those of `pthread_getcpuclockid` and `clock_getcpuclockid`.
+    #[test]
+    fn clocks_of_processor_time_are_told_apart() {
+        // SAFETY: the calls write one number each.
+        let (thread, process) = unsafe {
+            let (mut thread, mut process) = (0, 0);
+            assert_eq!(libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut thread), 0);
+            assert_eq!(libc::clock_getcpuclockid(0, &raw mut process), 0);
+            (thread, process)
+        };
+        let clock = ProcessorClock::of(thread).unwrap();
+        assert_eq!(clock, ProcessorClock::of(libc::CLOCK_THREAD_CPUTIME_ID).unwrap());
+        assert!(clock.of_thread);
+        // SAFETY: gettid takes nothing.
+        let tid = unsafe { libc::gettid() };
+        assert_eq!(clock.id(tid), thread);
+        let clock = ProcessorClock::of(process).unwrap();
+        assert_eq!(clock, ProcessorClock::of(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap());
+        assert_eq!((clock.of_thread, clock.id(tid)), (false, process));
+        // As the kernel notes a timer by `CLOCK_PROCESS_CPUTIME_ID`.
+        assert_eq!(process, -6);
+        assert!(ProcessorClock::of(libc::CLOCK_MONOTONIC).is_none());
+    }
 }

@@ -21,13 +21,16 @@ def _threads():
 
 def prepare(names):
     """Imports the modules and tells which of them started threads; gives the reseeders."""
+    site = sys.modules.get("site")
+    if site is not None and site.ENABLE_USER_SITE:
+        _user_entries.extend(_added_by_user_packages(site))
     for name in names:
         before = _threads()
         __import__(name)
         if _threads() > before:
             raise RuntimeError(
                 f"importing {name!r} started a thread, which a warm interpreter cannot take back between requests "
-                f"(for a numerical library, set OPENBLAS_NUM_THREADS=1 or OMP_NUM_THREADS=1 for the server)"
+                f"(for a numerical library, do not set OPENBLAS_NUM_THREADS or OMP_NUM_THREADS for the server, or to 1)"
             )
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
@@ -99,6 +102,40 @@ def search_first(directories):
         if directory not in path:
             path.append(directory)
     sys.path[:] = path
+
+
+# What the server's user's own packages added to sys.path.
+_user_entries = []
+
+
+def _added_by_user_packages(site):
+    directory = site.getusersitepackages()
+    if directory not in sys.path:
+        return []
+    start = sys.path.index(directory)
+    others = {os.path.normcase(path) for path in site.getsitepackages()}
+    entries = []
+    # Up to the system's packages: the directory, and what its .pth files name.
+    for path in sys.path[start:]:
+        if os.path.normcase(path) in others:
+            break
+        entries.append(path)
+    return entries
+
+
+def user_packages():
+    """The user's own packages (PEP 370) are those below the client's HOME, where `site` has them."""
+    import site
+
+    system = site.getsitepackages()
+    path = [entry for entry in sys.path if entry not in _user_entries]
+    place = next((index for index, entry in enumerate(path) if entry in system), len(path))
+    sys.path[:], rest = path[:place], path[place:]
+    site.USER_SITE = site.USER_BASE = None
+    try:
+        site.addusersitepackages({os.path.normcase(entry) for entry in path})
+    finally:
+        sys.path += rest
 
 
 def warn(from_environment, from_options):

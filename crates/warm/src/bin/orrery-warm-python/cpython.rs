@@ -37,4 +37,10 @@ unsafe extern "C" {
 
     /// See `runtime.c`.
     pub(crate) fn orrery_warm_runtime_fits() -> c_int;
+
+    /// See `runtime.c`.
+    pub(crate) fn orrery_warm_set_flag(name: *const c_char, value: *mut PyObject) -> c_int;
+
+    /// See `runtime.c`.
+    pub(crate) fn orrery_warm_use_utf8_mode();
 }

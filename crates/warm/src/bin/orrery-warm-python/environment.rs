@@ -5,16 +5,18 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
 
 use pyo3_ffi as ffi;
+use rustix::fs::FileType;
 
 use crate::object::{Held, Object, Result, check};
 
 /// Variables that `python3` obeys while it starts and that a started interpreter can no longer obey. A request must
 /// agree with the server on them.
-const SETTLED_AT_START: [&str; 19] = [
+const SETTLED_AT_START: [&str; 20] = [
     "PYTHONCASEOK",
     "PYTHONDEBUG",
     "PYTHONDEVMODE",
     "PYTHONDUMPREFS",
+    "PYTHONEXECUTABLE",
     "PYTHONFAULTHANDLER",
     "PYTHONHASHSEED",
     "PYTHONHOME",
@@ -52,8 +54,19 @@ pub(crate) struct Settled {
     /// `posix.environ`, which is also what `os.environ` keeps its values in.
     dict: Object,
     tzset: Object,
+    /// None where the interpreter takes no packages of a user's own, or the same ones for all.
+    packages: Option<UserPackages>,
     /// The strings and the array behind C's `environ`, kept alive while C uses them.
     current: RefCell<(Vec<u8>, Vec<*mut c_char>)>,
+}
+
+/// The packages of a user's own (PEP 370), as the interpreter was started with them.
+#[derive(Debug)]
+struct UserPackages {
+    home: Vec<u8>,
+    /// Where they are below a home.
+    tail: Vec<u8>,
+    were_there: bool,
 }
 
 /// What a request's environment asks of the interpreter.
@@ -64,6 +77,10 @@ pub(crate) struct Wishes<'a> {
     pub(crate) safe_path: bool,
     pub(crate) no_bytecode: bool,
     pub(crate) unbuffered: bool,
+    /// PEP 540.
+    pub(crate) utf8_mode: bool,
+    /// Whether the user's own directory of packages is another than when the interpreter was started, or has come or gone.
+    pub(crate) another_home: bool,
     /// `PYTHONPYCACHEPREFIX`.
     pub(crate) cache: Option<&'a [u8]>,
     /// `PYTHONPATH`.
@@ -81,6 +98,8 @@ impl<'a> Wishes<'a> {
             safe_path: false,
             no_bytecode: false,
             unbuffered: false,
+            utf8_mode: false,
+            another_home: false,
             cache: None,
             search: None,
             warnings: None,
@@ -120,7 +139,18 @@ impl Settled {
         let values = SETTLED_AT_START.iter().filter_map(|name| Some((*name, value(name)?))).collect();
         let dict = Object::import(held, c"posix")?.attribute(held, c"environ")?;
         let tzset = Object::import(held, c"time")?.attribute(held, c"tzset")?;
-        Ok(Self { values, time_zone: value("TZ"), dict, tzset, current: RefCell::default() })
+        let site = Object::import(held, c"site")?;
+        let packages = site
+            .attribute(held, c"ENABLE_USER_SITE")?
+            .is_true()
+            .then(|| site.method(held, c"getusersitepackages", &[])?.encode())
+            .transpose()?;
+        // Below PYTHONUSERBASE it is the same for all.
+        let home = value("HOME").unwrap_or_default();
+        let tail = packages.and_then(|path| path.strip_prefix(home.as_slice()).map(<[u8]>::to_vec));
+        let tail = tail.filter(|_| !home.is_empty() && value("PYTHONUSERBASE").is_none());
+        let packages = tail.map(|tail| UserPackages { were_there: are_there(&home, &tail), home, tail });
+        Ok(Self { values, time_zone: value("TZ"), dict, tzset, packages, current: RefCell::default() })
     }
 
     /// The variable in `block` that asks for what only a new interpreter could do, if there is one.
@@ -131,6 +161,17 @@ impl Settled {
             let theirs = variables.get(name.as_bytes()).filter(|value| !value.is_empty()).copied();
             theirs != self.values.get(**name).map(Vec::as_slice).filter(|value| !value.is_empty())
         };
+        let utf8 = variables.get(&b"PYTHONUTF8"[..]).copied().filter(|value| !value.is_empty());
+        if utf8.is_some_and(|value| value != b"0" && value != b"1") {
+            return Some("PYTHONUTF8 is neither 0 nor 1, with which python3 does not start".to_owned());
+        }
+        if utf8 == Some(b"0") && Locale::of(block).settle() == Locale::ForcedC {
+            return Some(
+                "PYTHONUTF8=0 in the C locale makes ASCII the encoding of file names, which is UTF-8 in a warm \
+                 interpreter: choose another locale, or run with --fallback"
+                    .to_owned(),
+            );
+        }
         let name = SETTLED_AT_START.iter().find(differs)?;
         Some(format!(
             "{name} is not the same here as in the server's environment, and a warm interpreter obeys it only when \
@@ -145,7 +186,20 @@ impl Settled {
         if locale == Locale::CoercedC {
             set_variable(&mut strings, b"LC_CTYPE", b"C.UTF-8");
         }
-        let utf8_mode = value_of(&strings, b"PYTHONUTF8") == Some(b"1");
+        let utf8_mode = match value_of(&strings, b"PYTHONUTF8") {
+            Some(b"1") => true,
+            Some(b"0") => false,
+            _ => matches!(locale, Locale::CoercedC | Locale::ForcedC),
+        };
+        let another_home = self.packages.as_ref().is_some_and(|packages| {
+            // Without HOME, python3 looks into the system's list of users; nobody runs scripts so.
+            let home = value_of(&strings, b"HOME").unwrap_or_default();
+            home != packages.home || are_there(home, &packages.tail) != packages.were_there
+        });
+        if locale == Locale::ForcedC {
+            // SAFETY: a C string, and no other thread runs.
+            unsafe { libc::setlocale(libc::LC_CTYPE, c"C".as_ptr()) };
+        }
         self.fill_dict(held, &strings)?;
         let time_zone = value_of(&strings, b"TZ").map(<[u8]>::to_vec);
         self.install(strings);
@@ -153,7 +207,7 @@ impl Settled {
         if time_zone != self.time_zone {
             self.tzset.call(&[])?;
         }
-        Ok(Wishes::read(block, errors))
+        Ok(Wishes { utf8_mode, another_home, ..Wishes::read(block, errors) })
     }
 
     fn fill_dict(&self, held: Held, strings: &[u8]) -> Result<()> {
@@ -184,6 +238,12 @@ impl Settled {
         unsafe { environ = array.as_mut_ptr() };
         self.current.replace((strings, array));
     }
+}
+
+/// Whether a directory below `home` exists.
+fn are_there(home: &[u8], tail: &[u8]) -> bool {
+    let found = rustix::fs::stat([home, tail].concat().as_slice());
+    found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
 }
 
 /// Sets a variable where it stands, or last, as setenv(3) does.

@@ -17,6 +17,10 @@ use crate::streams::Shelf;
 const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
 const REHEARSAL: &str = concat!(include_str!("rehearsal.py"), "\nrehearse(__import__('io'))\n\0");
 
+/// How many threads the numerical libraries make: OpenBLAS, OpenMP, MKL, BLIS, numexpr.
+const ONE_THREAD: [&str; 5] =
+    ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"];
+
 /// A warm CPython.
 #[derive(Debug)]
 pub(crate) struct Python {
@@ -36,6 +40,7 @@ pub(crate) struct Unusual {
     pub(crate) ignore: Object,
     pub(crate) search_first: Object,
     pub(crate) warn: Object,
+    pub(crate) user_packages: Object,
     pub(crate) pyc_code: Object,
 }
 
@@ -78,6 +83,12 @@ impl Python {
             std::env::remove_var("LC_ALL");
             std::env::set_var("LC_CTYPE", "C.UTF-8");
             LEFT_TO_REQUESTS.iter().for_each(|name| std::env::remove_var(name));
+            // Numerical libraries start threads when they are imported, unless they are told not to.
+            for name in ONE_THREAD {
+                if std::env::var_os(name).is_none() {
+                    std::env::set_var(name, "1");
+                }
+            }
         }
         initialize(&CString::new(settings.executable.as_os_str().as_bytes())?)?;
         // SAFETY: initializing gave this thread the lock, and nothing here ever gives it away.
@@ -89,6 +100,17 @@ impl Python {
                 "libpython is not the one that this program was built for ({}): build it anew",
                 // SAFETY: a static C string.
                 unsafe { CStr::from_ptr(ffi::Py_GetVersion()) }.to_string_lossy()
+            );
+        }
+        // SAFETY: a static C string.
+        let version = unsafe { CStr::from_ptr(ffi::Py_GetVersion()) }.to_string_lossy();
+        if version != settings.version {
+            bail!(
+                "{} is Python {}, and this build of orrery has {version}: name an interpreter of that build (a virtual \
+                 environment of /usr/bin/python3, say), or build orrery with PYO3_PYTHON={}",
+                settings.executable.display(),
+                settings.version,
+                settings.executable.display(),
             );
         }
         let paths: Vec<_> = search_path.iter().flat_map(std::env::split_paths).collect();
@@ -135,6 +157,7 @@ impl Python {
             ignore: function(c"ignore")?,
             search_first: function(c"search_first")?,
             warn: function(c"warn")?,
+            user_packages: function(c"user_packages")?,
             pyc_code: function(c"pyc_code")?,
         };
         let pristine = pristine.remember(held)?;

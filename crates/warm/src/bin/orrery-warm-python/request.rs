@@ -1,7 +1,7 @@
 //! One request: what `python3` does between its start and its end, in the same order. References are to
 //! `Modules/main.c` and `Python/pythonrun.c` of CPython 3.11.
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use std::path::PathBuf;
@@ -70,6 +70,18 @@ impl Python {
         let options = &request.options;
         if options.dont_write_bytecode || wishes.no_bytecode {
             object::set_sys(held, c"dont_write_bytecode", &Object::boolean(held, true))?;
+            set_flag(c"dont_write_bytecode", &Object::integer(held, 1)?);
+        }
+        if options.safe_path || wishes.safe_path {
+            set_flag(c"safe_path", &Object::boolean(held, true));
+        }
+        if wishes.utf8_mode {
+            set_flag(c"utf8_mode", &Object::integer(held, 1)?);
+            // SAFETY: the lock is held; nothing but this thread reads the mode.
+            unsafe { crate::cpython::orrery_warm_use_utf8_mode() };
+        }
+        if wishes.another_home {
+            self.unusual.user_packages.call(&[])?;
         }
         if let Some(directory) = wishes.cache {
             object::set_sys(held, c"pycache_prefix", &Object::decode(held, directory)?)?;
@@ -215,6 +227,12 @@ impl Python {
         }
         Ok(conclude(self.held, result.map(drop)))
     }
+}
+
+/// Sets a flag of `sys.flags`, if this interpreter has it.
+fn set_flag(name: &CStr, value: &Object) {
+    // SAFETY: a C string and a living object; the lock is held.
+    let _ = unsafe { crate::cpython::orrery_warm_set_flag(name.as_ptr(), value.pointer()) };
 }
 
 /// `sys.argv` and `sys.orig_argv`.

@@ -8,6 +8,7 @@
 #include <pycore_interp.h>
 #include <pycore_pystate.h>
 #include <pycore_runtime.h>
+#include <structmember.h>
 
 extern void _PyThreadState_DeleteExcept(_PyRuntimeState *runtime, PyThreadState *tstate);
 
@@ -71,6 +72,28 @@ int orrery_warm_runtime_fits(void) {
     fits = fits && !_Py_IsFinalizing();
     return fits && PyInterpreterState_Get()->modules == PyImport_GetModuleDict();
 }
+
+// Sets a flag of sys.flags, a structure that Python code cannot change. Returns -1 where there is none of that name.
+int orrery_warm_set_flag(const char *name, PyObject *value) {
+    PyObject *flags = PySys_GetObject("flags");
+    if (flags == NULL) {
+        return -1;
+    }
+    for (PyMemberDef *member = Py_TYPE(flags)->tp_members; member != NULL && member->name != NULL; member++) {
+        if (strcmp(member->name, name) == 0) {
+            PyObject **place = (PyObject **)((char *)flags + member->offset);
+            PyObject *old = *place;
+            Py_INCREF(value);
+            *place = value;
+            Py_XDECREF(old);
+            return 0;
+        }
+    }
+    return -1;
+}
+
+// Turns the UTF-8 mode on: what the locale's encoding is for open() and its like.
+void orrery_warm_use_utf8_mode(void) { _PyRuntime.preconfig.utf8_mode = 1; }
 
 // Constants of the headers that pyo3-ffi does not have.
 const int orrery_warm_minor_version = PY_MINOR_VERSION;

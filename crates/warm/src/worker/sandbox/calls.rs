@@ -22,7 +22,7 @@ pub(super) fn restrict(sandbox: &Sandbox, protections: Protections) -> Result<()
     let mut known = Filter::new(Action::Fail(Errno::NOSYS)).foreign(Action::KillProcess);
     ORDINARY.iter().chain(LEGACY).chain(UNWANTED).for_each(|&call| known.set(call, Action::Allow));
     install(&known)?;
-    install(&unwanted(sandbox, protections))
+    install(&unwanted(sandbox, protections)?)
 }
 
 fn install(filter: &Filter) -> Result<(), SandboxError> {
@@ -30,7 +30,7 @@ fn install(filter: &Filter) -> Result<(), SandboxError> {
 }
 
 /// Returns the filter that makes calls fail with `EPERM`, always or with certain arguments.
-fn unwanted(sandbox: &Sandbox, protections: Protections) -> Filter {
+fn unwanted(sandbox: &Sandbox, protections: Protections) -> Result<Filter, SandboxError> {
     let refuse = Action::Fail(Errno::PERM);
     let mut filter = Filter::new(Action::Allow).foreign(Action::KillProcess);
     UNWANTED.iter().for_each(|&call| filter.set(call, refuse));
@@ -49,12 +49,45 @@ fn unwanted(sandbox: &Sandbox, protections: Protections) -> Filter {
         let value = option.unsigned_abs();
         filter.add(libc::SYS_prctl, Condition::Equals { argument: 0, value }, refuse);
     }
+    // Rollback's own descriptors are in reach of a script. With one call on them it could hide what it wrote.
+    let engine = own_text().map_err(io_error("reading the process's mappings"))?;
+    filter.add(libc::SYS_ioctl, Condition::CalledFrom { start: engine.0, end: engine.1 }, Action::Allow);
+    for request in ENGINE_REQUESTS {
+        filter.add(libc::SYS_ioctl, Condition::Equals { argument: 1, value: request }, refuse);
+    }
     // Typing into the user's terminal.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
         let value = u32::try_from(request).unwrap_or(u32::MAX);
         filter.add(libc::SYS_ioctl, Condition::Equals { argument: 1, value }, refuse);
     }
-    filter
+    Ok(filter)
+}
+
+/// What userfaultfd(2) and `/proc/PID/pagemap` are asked with ioctl(2): UFFDIO_REGISTER, UNREGISTER, WAKE, COPY, ZEROPAGE,
+/// MOVE, WRITEPROTECT, CONTINUE, POISON, and PAGEMAP_SCAN, which can protect pages, too.
+const ENGINE_REQUESTS: [u32; 10] = [
+    0xc020_aa00,
+    0x8010_aa01,
+    0x8010_aa02,
+    0xc028_aa03,
+    0xc020_aa04,
+    0xc028_aa05,
+    0xc018_aa06,
+    0xc020_aa07,
+    0xc020_aa08,
+    0xc060_6610,
+];
+
+/// Where the code of this program is, the engine's among it: libraries, the interpreter's and libffi's included, are
+/// elsewhere.
+fn own_text() -> rustix::io::Result<(u64, u64)> {
+    let here = own_text as *const () as u64;
+    let maps = std::fs::read("/proc/self/maps")
+        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    let entry = orrery_sys::maps::entries(&maps)
+        .map(|entry| (entry.range.start as u64, entry.range.end as u64))
+        .find(|(start, end)| (*start..*end).contains(&here));
+    entry.ok_or(Errno::FAULT)
 }
 
 const NEW_NAMESPACES: [i32; 7] = [

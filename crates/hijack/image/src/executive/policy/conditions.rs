@@ -15,6 +15,13 @@ const AF_INET6: u16 = 10;
 /// `struct sockaddr_un` with a path of full length, and a little more.
 const LONGEST_ADDRESS: usize = 128;
 
+/// Room for the path of a Unix socket, with a zero behind it.
+const UNIX_PATH: [u8; LONGEST_ADDRESS + 1] = [0; LONGEST_ADDRESS + 1];
+/// `struct mmsghdr`.
+const MESSAGE_BYTES: u64 = 64;
+/// As many messages as the kernel sends at a time (UIO_MAXIOV).
+const MOST_MESSAGES: u64 = 1024;
+
 /// A call that the policy has rules about.
 pub(crate) struct Call {
     pub(crate) policy: Policy,
@@ -72,7 +79,10 @@ impl<'a> Facts<'a> {
         }
         let patterns = self.policy.bytes(rule.path);
         let paths = self.paths()?;
-        let fits = paths.map(|path| !path.is_empty() && glob::any_matches(patterns, path));
+        let mut fits = paths.map(|path| !path.is_empty() && glob::any_matches(patterns, path));
+        if fits == [false; 2] && self.further_messages_fit(patterns)? {
+            fits[1] = true;
+        }
         Ok((fits != [false; 2]).then_some(fits))
     }
 
@@ -80,7 +90,8 @@ impl<'a> Facts<'a> {
         self.arguments.get(usize::from(index)).copied()
     }
 
-    /// The call's paths, or where its descriptor leads. Empty ones are none, or are not known: then the kernel returns the error.
+    /// The call's paths; or where its descriptor leads, and the path of the Unix socket that it names. Empty ones are none, or are
+    /// not known: then the kernel returns the error.
     ///
     /// # Errors
     /// `-ENAMETOOLONG`.
@@ -107,7 +118,63 @@ impl<'a> Facts<'a> {
             let path = self.room.take(|room| paths::of_fd(descriptor as i32, room));
             found[0] = known(path)?;
         }
+        let mut bytes = UNIX_PATH;
+        if shape.path[1] == NO_ARGUMENT
+            && let Some(start) = self.unix_path(0, &mut bytes)
+        {
+            found[1] = known(self.room.take(|room| paths::absolute(None, start, room)))?;
+        }
         Ok(found)
+    }
+
+    /// Whether the socket's path of a message behind the first fits one of these patterns.
+    ///
+    /// # Errors
+    /// `-ENAMETOOLONG`.
+    fn further_messages_fit(&mut self, patterns: &[u8]) -> Result<bool, i64> {
+        for index in 1..self.messages() {
+            let mut bytes = UNIX_PATH;
+            let Some(start) = self.unix_path(index, &mut bytes) else { continue };
+            let fits = self.room.lend(|room| {
+                let length = paths::absolute(None, start, room)?;
+                Ok(glob::any_matches(patterns, room.get(..length).unwrap_or(&[])))
+            });
+            match fits {
+                Ok(true) => return Ok(true),
+                Err(error) if error == -ENAMETOOLONG => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
+    /// Copies the path of the Unix socket that the call names, or one of its messages; where the copy begins.
+    fn unix_path(&self, index: u64, bytes: &mut [u8; UNIX_PATH.len()]) -> Option<u64> {
+        let (address, length) = self.socket_address(index)?;
+        let length = (length as usize).min(LONGEST_ADDRESS);
+        let read = user_memory::read_some(address, bytes.get_mut(..length)?).unwrap_or(0);
+        let family = AF_UNIX.to_ne_bytes();
+        // What begins with a zero is an abstract name, or none.
+        let path = bytes.get(..read)?.strip_prefix(&family)?;
+        path.first().filter(|first| **first != 0).map(|_| path.as_ptr().addr() as u64)
+    }
+
+    /// How many messages the call sends: each may go to an address of its own.
+    fn messages(&self) -> u64 {
+        if self.number == nr::sendmmsg { self.argument(2).unwrap_or(0).min(MOST_MESSAGES) } else { 1 }
+    }
+
+    /// Where the address of a socket lies that the call names, or one of its messages, and how long it is.
+    fn socket_address(&self, index: u64) -> Option<(u64, u64)> {
+        let first = self.argument(self.shape.address)?;
+        if matches!(self.number, nr::sendmsg | nr::sendmmsg) {
+            // `msg_name` and `msg_namelen` begin a `struct msghdr`; the length has four bytes.
+            let header = first.wrapping_add(index.wrapping_mul(MESSAGE_BYTES));
+            // SAFETY: any bytes are valid integers.
+            let [name, length] = unsafe { user_memory::read::<[u64; 2]>(header) }.ok()?;
+            return (name != 0).then_some((name, length & 0xffff_ffff));
+        }
+        Some((first, self.argument(self.shape.address.wrapping_add(1))?)).filter(|(address, _)| *address != 0)
     }
 
     /// What kind of thing the call's descriptor leads to.
@@ -144,17 +211,15 @@ impl<'a> Facts<'a> {
     }
 
     fn goes_to(&self, wanted: &Address) -> bool {
-        let (Some(address), Some(length)) =
-            (self.argument(self.shape.address), self.argument(self.shape.address.wrapping_add(1)))
-        else {
-            return false;
-        };
-        let mut bytes = [0; LONGEST_ADDRESS];
-        let length = (length as usize).min(bytes.len());
-        let read = user_memory::read_some(address, bytes.get_mut(..length).unwrap_or(&mut []));
-        read.is_ok_and(|length| {
-            fits(wanted, bytes.get(..length).unwrap_or(&[]), |path| {
-                wanted.path.length == 0 || glob::any_matches(self.policy.bytes(wanted.path), path)
+        (0..self.messages()).any(|index| {
+            let Some((address, length)) = self.socket_address(index) else { return false };
+            let mut bytes = [0; LONGEST_ADDRESS];
+            let length = (length as usize).min(bytes.len());
+            let read = user_memory::read_some(address, bytes.get_mut(..length).unwrap_or(&mut []));
+            read.is_ok_and(|length| {
+                fits(wanted, bytes.get(..length).unwrap_or(&[]), |path| {
+                    wanted.path.length == 0 || glob::any_matches(self.policy.bytes(wanted.path), path)
+                })
             })
         })
     }

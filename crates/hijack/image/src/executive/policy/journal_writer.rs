@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use super::conditions::{Call, Facts};
 use super::table::{Policy, policy};
 use super::{call_stack, paths};
-use crate::capture::{ArgCapture, RESULT, extent};
+use crate::capture::{ArgCapture, CONTROL, NAME, RESULT, extent, when};
 use crate::executive::abi::state::shared_page;
-use crate::executive::abi::syscall::{address, call};
+use crate::executive::abi::syscall::{EFAULT, EINTR, address, call};
 use crate::executive::abi::tsc::{since, ticks};
 use crate::executive::abi::user_memory;
 use crate::journal::{
@@ -30,7 +30,7 @@ pub(crate) fn begin(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: b
         entry.site = call_stack::hash(number, &entry.callers);
     }
     entry.callers[0] = site;
-    for capture in policy.captures(number).iter().filter(|capture| capture.after == 0) {
+    for capture in policy.captures(number).iter().filter(|capture| capture.after == when::BEFORE) {
         add(&mut entry, capture, None);
     }
     entry.start = ticks();
@@ -50,9 +50,15 @@ pub(crate) fn end(entry: &mut Entry, call: &Call, answered: bool, result: i64) {
     entry.ticks = since(entry.start).unwrap_or(0);
     entry.result = result;
     entry.state = if answered { ANSWERED } else { DONE };
-    if !answered && let Ok(returned) = u64::try_from(result) {
-        for capture in call.policy.captures(call.number).iter().filter(|capture| capture.after != 0) {
-            add(entry, capture, Some(returned));
+    let written = |capture: &&ArgCapture| match capture.after {
+        when::SUCCEEDED => result >= 0,
+        when::FOUND => result > 0,
+        when::INTERRUPTED => result == -EINTR,
+        _ => false,
+    };
+    if !answered {
+        for capture in call.policy.captures(call.number).iter().filter(written) {
+            add(entry, capture, u64::try_from(result).ok());
         }
     }
     write(entry);
@@ -87,6 +93,7 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     let argument = |index: u8| entry.arguments.get(usize::from(index)).copied().unwrap_or(0);
     let from = match capture.argument {
         RESULT => result.unwrap_or(u64::MAX),
+        CONTROL | NAME => argument(capture.by),
         index => argument(index),
     };
     let nothing = match capture.extent {
@@ -100,7 +107,10 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     let length = match capture.extent {
         extent::ONE => size,
         extent::COUNTED => size.saturating_mul(by),
-        extent::RETURNED => size.saturating_mul(result.unwrap_or(0)),
+        extent::RETURNED => {
+            let room = if capture.by == NO_ARGUMENT { u64::MAX } else { by };
+            size.saturating_mul(result.unwrap_or(0).min(room))
+        }
         // SAFETY: an integer is any four bytes.
         extent::POINTED => unsafe { user_memory::read::<u32>(by) }.map_or(0, u64::from),
         extent::BITS => by.div_ceil(u64::from(u64::BITS)).saturating_mul(8),
@@ -122,6 +132,16 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
             Ok([.., buffers, count]) => read_buffers(buffers, count, room),
             Err(error) => Err(error),
         },
+        // `msg_name` and `msg_namelen`, of four bytes, are the first and the second; `msg_control` and `msg_controllen` the fifth and
+        // the sixth.
+        // SAFETY: any bytes are valid integers.
+        extent::CONTROL | extent::NAME => match unsafe { user_memory::read::<[u64; 6]>(from) } {
+            Ok([name, length, ..]) if capture.extent == extent::NAME => {
+                read_at(name, length & 0xffff_ffff, room)
+            }
+            Ok([.., control, length]) => read_at(control, length, room),
+            Err(error) => Err(error),
+        },
         _ => user_memory::read_some(from, room),
     };
     if let Ok(length) = read {
@@ -132,6 +152,15 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
 /// Whether the call transfers what is captured, so that there is no more of it than the call returns.
 fn is_transfer(extent: u8) -> bool {
     matches!(extent, extent::BUFFERS | extent::MESSAGE)
+}
+
+/// Reads so many bytes, or the beginning of them.
+fn read_at(start: u64, length: u64, room: &mut [u8]) -> Result<usize, i64> {
+    let length = room.len().min(usize::try_from(length).unwrap_or(usize::MAX));
+    if start == 0 || length == 0 {
+        return Err(-EFAULT);
+    }
+    user_memory::read_some(start, room.get_mut(..length).unwrap_or(&mut []))
 }
 
 /// Reads strings, each with its zero byte, as far as there is room for whole ones.

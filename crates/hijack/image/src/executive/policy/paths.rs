@@ -19,6 +19,11 @@ impl<'a> PathBuffer<'a> {
         Self { free }
     }
 
+    /// Lends the room, and keeps nothing of it.
+    pub(crate) fn lend<R>(&mut self, use_it: impl FnOnce(&mut [u8]) -> R) -> R {
+        use_it(self.free)
+    }
+
     /// Has something written to the room, and keeps as much as was.
     pub(crate) fn take(
         &mut self,

@@ -62,6 +62,16 @@ impl Policy {
         self.table().decides != 0
     }
 
+    /// What becomes of programs that cannot be followed: one of [`crate::policy::unfollowed`].
+    pub(crate) fn unfollowed(self) -> u64 {
+        self.table().unfollowed
+    }
+
+    /// Device and inode of the file to which messages go, where it is standard error.
+    pub(crate) fn messages(self) -> [u64; 2] {
+        self.table().messages
+    }
+
     /// What is known of a call.
     pub(crate) fn shape(self, number: u64) -> &'static Shape {
         let shapes = &self.table().shapes;

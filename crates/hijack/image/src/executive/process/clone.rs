@@ -13,13 +13,14 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
-use crate::executive::abi::syscall::{EAGAIN, EINVAL, address, block_signals, call, failed};
+use crate::executive::abi::syscall::{EAGAIN, EINVAL, EPERM, address, block_signals, call, failed};
 use crate::executive::abi::trampoline::{
     orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
 };
 use crate::executive::abi::vfork_slots::{CLONE_ARGUMENTS, Slot};
 use crate::executive::abi::{thread_counters, user_memory, vfork_slots};
 use crate::executive::memory::code_ranges;
+use crate::executive::process::unfollowed;
 use crate::executive::services;
 use crate::executive::signals::sigaction;
 use crate::nr;
@@ -37,13 +38,24 @@ const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 const THREAD_POINTER: usize = 7;
 
-/// Arms dispatch in the calling thread.
-pub(crate) fn arm() {
+/// Arms dispatch in the calling thread; what the kernel says.
+fn try_to_arm() -> i64 {
     let code = ORRERY_CONFIG.code.load(Relaxed);
     let length = ORRERY_CONFIG.code_length.load(Relaxed);
     // SAFETY: calls from outside of the image arrive at the handler from now on.
-    let result = unsafe { call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
-    if result != 0 {
+    unsafe { call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) }
+}
+
+/// Whether a new thread or process may be made: where a filter of the program's keeps it from being armed, it would be under no policy.
+fn may_be_made() -> bool {
+    // What this thread, which is armed, may do once more, its child may do.
+    let unarmed = ORRERY_CONFIG.filtered.load(Relaxed) != 0 && unfollowed::matters() && try_to_arm() != 0;
+    !unarmed || unfollowed::may_run("a filter that it has installed keeps its children from the executive")
+}
+
+/// Arms dispatch in the calling thread.
+pub(crate) fn arm() {
+    if try_to_arm() != 0 {
         shared_page().unarmed.fetch_add(1, Relaxed);
     }
 }
@@ -52,6 +64,9 @@ pub(crate) fn arm() {
 /// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is reported as not followed.
 #[inline(never)]
 pub(crate) fn traceme(arguments: [u64; 6]) -> i64 {
+    if !unfollowed::may_run(Unfollowed::Untraceable.reason()) {
+        return -EPERM;
+    }
     // SAFETY: what the program asked for; then calls go to the kernel, but for those from rewritten sites.
     unsafe {
         let result = call(nr::ptrace, arguments);
@@ -107,6 +122,9 @@ pub(crate) fn clone_process(context: &mut Context, number: u64) -> i64 {
         Ok(request) => request,
         Err(error) => return error,
     };
+    if !may_be_made() {
+        return -EPERM;
+    }
     services::before_clone_or_exec();
     if request.flags & CLONE_VM == 0 {
         fork(context, number, arguments, &request)

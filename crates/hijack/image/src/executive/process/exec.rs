@@ -10,10 +10,11 @@ use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::state::shared_page;
 use crate::executive::abi::supervisor::request;
 use crate::executive::abi::syscall::{
-    SET_BYTES, SIGSYS, address, address_mut, block_signals, call, failed, set_mask,
+    EPERM, SET_BYTES, SIGSYS, address, address_mut, block_signals, call, failed, set_mask,
 };
 use crate::executive::abi::thread_counters;
 use crate::executive::abi::tsc::ticks;
+use crate::executive::process::unfollowed;
 use crate::executive::services;
 use crate::nr;
 use crate::request_slots::{EXEC, EXEC_FAILED, YES};
@@ -51,7 +52,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
         return found;
     }
     services::before_clone_or_exec();
-    let unfollowed = if gains_privileges(status[MODE_AT], number, path) {
+    let reason = if gains_privileges(status[MODE_AT], number, path) {
         Some(Unfollowed::Privileged)
     } else {
         let mask = block_signals();
@@ -64,9 +65,12 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
             return result;
         }
         set_mask(mask);
-        Some(answer.and_then(reason).unwrap_or(Unfollowed::Deserted))
+        Some(answer.and_then(reason_of).unwrap_or(Unfollowed::Deserted))
     };
-    let counter = unfollowed.and_then(|reason| shared_page().unfollowed.get(reason as usize));
+    if reason.is_some_and(|reason| !unfollowed::may_run(reason.reason())) {
+        return -EPERM;
+    }
+    let counter = reason.and_then(|reason| shared_page().unfollowed.get(reason as usize));
     if let Some(counter) = counter {
         counter.fetch_add(1, Relaxed);
     }
@@ -78,7 +82,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
     result
 }
 
-fn reason(answer: u32) -> Option<Unfollowed> {
+fn reason_of(answer: u32) -> Option<Unfollowed> {
     Unfollowed::ALL.get((answer as usize).wrapping_sub(1)).copied()
 }
 

@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod hostile;
+
 use std::io::Read;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,13 @@ impl VaultService for Parrot {
             b"pid" => return Ok(tell(answer, &std::process::id().to_string())),
             b"refuse" => return Err(Errno::NOKEY),
             _ => {}
+        }
+        if let Some(what) = request.strip_prefix(b"try ") {
+            return attempt(what);
+        }
+        if let Some(path) = request.strip_prefix(b"file ") {
+            let path = std::str::from_utf8(path).map_err(|_| Errno::INVAL)?;
+            return std::fs::read_to_string(path).map(|text| tell(answer, &text)).map_err(errno_of);
         }
         self.loaded.extend_from_slice(request);
         answer[..request.len()].copy_from_slice(request);
@@ -50,6 +59,26 @@ impl VaultService for Parrot {
         answer[self.loaded.len()..].copy_from_slice(request);
         Ok(length)
     }
+}
+
+/// Tries what only an attacker would do in a keeper.
+fn attempt(what: &[u8]) -> Result<usize, Errno> {
+    let (open, spawn) = (std::fs::OpenOptions::new, |name| std::process::Command::new(name).spawn());
+    let done = match what {
+        b"write" => open().write(true).open("/dev/null").map(drop),
+        b"create" => open().append(true).create(true).open("/dev/null").map(drop),
+        b"socket" => std::net::TcpListener::bind("127.0.0.1:0").map(drop),
+        b"program" => spawn("true").map(drop),
+        b"copy" => return copy_by_the_newest_call(),
+        b"signal" => return signal_itself(),
+        // SAFETY: asks to be traced by its parent, which a refusal prevents.
+        b"trace" => match unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        },
+        _ => return Err(Errno::INVAL),
+    };
+    done.map(|()| 0).map_err(errno_of)
 }
 
 /// A fork by clone3(2), which knows more than the older calls; the copy ends at once.
@@ -431,12 +460,17 @@ fn programs_that_are_no_vaults_are_noticed() {
     assert!(matches!(missing, Err(Error::Start { errno: Errno::NOENT, .. })), "{missing:?}");
     assert!(missing.unwrap_err().to_string().contains("/nowhere/vault"));
     assert_eq!(SharedVault::exec(c"/bin/true", &[c"true"]).unwrap_err(), Error::Gone);
+    // A path is relative to the caller's directory, although the vault's is the root.
+    assert!(in_child(|| {
+        std::env::set_current_dir("/bin").unwrap();
+        SharedVault::exec(c"./true", &[c"true"]).unwrap_err() == Error::Gone
+    }));
 }
 
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests: [(&str, fn()); 15] = [
+    let tests: [(&str, fn()); 24] = [
         ("calls_and_loads", calls_and_loads),
         ("errors_come_back", errors_come_back),
         ("forked_processes_have_twins", forked_processes_have_twins),
@@ -452,6 +486,24 @@ fn main() {
         ("twins_reach_nothing_else", twins_reach_nothing_else),
         ("calls_survive_killing_at_any_moment", calls_survive_killing_at_any_moment),
         ("programs_that_are_no_vaults_are_noticed", programs_that_are_no_vaults_are_noticed),
+        ("no_datagram_ends_the_keeper", hostile::no_datagram_ends_the_keeper),
+        ("no_answer_socket_keeps_a_vault_alive", hostile::no_answer_socket_keeps_a_vault_alive),
+        (
+            "a_socket_shut_down_by_a_worker_ends_the_vault",
+            hostile::a_socket_shut_down_by_a_worker_ends_the_vault,
+        ),
+        (
+            "a_descriptor_that_does_not_close_stops_nobody",
+            hostile::a_descriptor_that_does_not_close_stops_nobody,
+        ),
+        ("keepers_are_confined", hostile::keepers_are_confined),
+        ("files_of_others_are_loaded_by_root", hostile::files_of_others_are_loaded_by_root),
+        ("memory_is_locked_or_that_it_is_not_is_known", hostile::memory_is_locked_or_that_it_is_not_is_known),
+        (
+            "an_ordinary_users_memory_that_is_not_locked_is_known",
+            hostile::an_ordinary_users_memory_that_is_not_locked_is_known,
+        ),
+        ("a_crowd_of_twins_leaves_room_for_others", hostile::a_crowd_of_twins_leaves_room_for_others),
     ];
     let run = |test: fn()| {
         move || -> Result<(), Failed> {

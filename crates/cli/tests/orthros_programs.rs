@@ -1,0 +1,136 @@
+//! Programs of others whose kernels die. SKIPPED where QEMU, criu, a kernel, root or the program are absent.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "orthros/pairs.rs"]
+mod pairs;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use pairs::{ONE_PAIR, Up, connect, missing};
+
+/// Answers each request with what was asked.
+const HAPROXY: &str = "\
+defaults
+  mode http
+  timeout client 600s
+  timeout connect 60s
+  timeout server 60s
+frontend echo
+  bind :80
+  http-request return status 200 content-type text/plain lf-string \"<%[query]>\"
+";
+
+/// Asks for something over a connection that stays open, and returns the answer.
+fn ask(connection: &mut BufReader<TcpStream>, what: &str) -> String {
+    write!(connection.get_mut(), "GET /?{what} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        assert!(connection.read_line(&mut line).unwrap() > 0, "the connection is closed");
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    connection.read_exact(&mut body).unwrap();
+    String::from_utf8(body).unwrap()
+}
+
+/// haproxy watches each of its threads by a timer that goes by the processor time of that thread.
+#[test]
+fn haproxy_keeps_its_connections_over_two_panics() {
+    if let Some(why) = missing(&[("ip", "iproute2"), ("haproxy", "haproxy")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let configuration = directory.path().join("haproxy.cfg");
+    std::fs::write(&configuration, HAPROXY).unwrap();
+    let network = format!("orrery-haproxy-{}", std::process::id());
+    let file = format!("{}:/haproxy.cfg", configuration.display());
+    let options = ["--network", &network, "--file", &file, "--cpus", "2"];
+    let mut up = Up::start(&options, &["haproxy", "-db", "-f", "/haproxy.cfg"]);
+    up.expect("help");
+    let connection = connect(&network, 80);
+    connection.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
+    let mut connection = BufReader::new(connection);
+    assert_eq!(ask(&mut connection, "before"), "<before>");
+    for round in 0..2 {
+        up.say("crash panic");
+        let survived = up.expect("survived");
+        assert_eq!(survived["failover"]["summary"]["remarks"].to_string(), "[]");
+        for request in 0..20 {
+            let what = format!("round-{round}-{request}");
+            assert_eq!(ask(&mut connection, &what), format!("<{what}>"));
+        }
+        up.expect("renewed");
+    }
+    up.say("quit");
+    up.expect("end");
+}
+
+/// In place of criu: fails twice as criu does when it cannot make a file, and then when it cannot make a process.
+const FAILING: &str = r##"#!/bin/busybox sh
+[ "$1" = restore ] || exec /usr/sbin/criu "$@"
+fail() {
+    echo "$2" > /run/orrery/restore.log
+    for line in $(busybox seq 3000); do echo "(00.2)      2: nothing to see"; done >> /run/orrery/restore.log
+    busybox touch /run/orrery/failed-$1
+    exit 1
+}
+[ -e /run/orrery/failed-1 ] || fail 1 "(00.1)      2: Error (criu/pipes.c:1): no pipe
+(00.1)      2: Error (criu/files.c:1213): Unable to open fd=7 id=0x1b"
+[ -e /run/orrery/failed-2 ] || fail 2 "(00.1)      $(busybox cat /tmp/child): Error (criu/mem.c:1): no memory"
+exec /usr/sbin/criu "$@"
+"##;
+
+/// Has a pipe and a child, which a failover costs, and a device that is no terminal.
+const VICTIM: &str = "busybox mkfifo /tmp/pipe; exec 7<>/tmp/pipe 8</dev/kmsg; sleep 1000 & echo $! > /tmp/child; wait $!; \
+    echo \"the child ends with $?, the pipe with <$(cat <&7)>\" > /run/verdict; sleep 1000";
+
+/// What criu cannot restore costs itself, whatever it is: the service goes on without it.
+#[test]
+fn what_criu_cannot_restore_is_left_out() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let criu = directory.path().join("criu");
+    std::fs::write(&criu, FAILING).unwrap();
+    std::fs::set_permissions(&criu, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let file = format!("{}:/usr/local/bin/criu", criu.display());
+    let mut up =
+        Up::start(&["--file", &file, "--program", "sleep", "--program", "cat"], &["sh", "-c", VICTIM]);
+    up.expect("help");
+    up.say("crash panic");
+    let survived = up.expect("survived");
+    let remarks = survived["failover"]["summary"]["remarks"].to_string();
+    for words in ["is hung up: criu cannot restore it", "no pipe", "count as killed", "no memory"] {
+        assert!(remarks.contains(words), "{words}: {remarks}");
+    }
+    assert!(remarks.contains("(/dev/kmsg) is hung up: devices are not carried over"), "{remarks}");
+    assert!(!remarks.contains("nothing to see"), "{remarks}");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        up.say("run busybox find /run -name verdict -exec cat {} ;");
+        let verdict = up.expect("ran")["text"].as_str().unwrap().trim().to_owned();
+        if !verdict.is_empty() {
+            assert_eq!(verdict, "the child ends with 137, the pipe with <>");
+            break;
+        }
+        assert!(Instant::now() < deadline, "it says nothing");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    up.say("quit");
+    up.expect("end");
+}
