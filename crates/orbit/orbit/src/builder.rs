@@ -307,7 +307,7 @@ impl Builder {
             side,
             mirror: Some(mirror),
             ledger,
-            mail,
+            mail: Some(mail),
             received: 0,
             mail_buffer: Vec::new(),
             largest_update: self.largest_update,

@@ -91,7 +91,8 @@ pub(crate) struct State {
     /// None where it is down for good: it has half a terabyte of addresses.
     pub(crate) mirror: Option<Arc<Mirror>>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<UpdateSocket>,
+    /// None where it is down for good.
+    pub(crate) mail: Option<Arc<UpdateSocket>>,
     pub(crate) received: u32,
     /// Whether a call waited for room in vain, and no task has returned since.
     pub(crate) stalled: bool,
@@ -206,7 +207,9 @@ impl State {
                     .map(|record| if record.abandoned { 0 } else { unreceived.saturating_sub(record.kept) });
                 largest.min(kept.unwrap_or(0))
             };
-            let Some(arrival) = self.mail.receive(&mut self.mail_buffer, largest, room) else {
+            let mail = self.mail.as_deref();
+            let Some(arrival) = mail.and_then(|mail| mail.receive(&mut self.mail_buffer, largest, room))
+            else {
                 self.more = false;
                 return;
             };
@@ -347,6 +350,7 @@ impl State {
         // The handle may live on, in a program that makes a new orbit for each that died.
         self.domain = None;
         self.mirror = None;
+        self.mail = None;
         self.phase = Phase::Down { fault, restarts };
         self.statistics.set_state(DomainState::Dead);
     }
@@ -383,7 +387,9 @@ impl State {
         self.drop_flights(&fault);
         self.side.succeed(true);
         let mut buffer = core::mem::take(&mut self.mail_buffer);
-        while self.mail.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
+        if let Some(mail) = &self.mail {
+            while mail.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
+        }
         self.more = false;
         self.mail_buffer = buffer;
         self.received = self.ledger.mailed();

@@ -1002,6 +1002,8 @@ fn updates_that_nobody_receives_are_bounded() {
 fn dead_orbits_whose_handles_are_kept_take_no_addresses() {
     let area = area();
     let number = number(&area);
+    let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let files_before = files();
     let orbits: Vec<_> = (0..400)
         .map(|i| {
             let orbit = orbit(read);
@@ -1012,6 +1014,8 @@ fn dead_orbits_whose_handles_are_kept_take_no_addresses() {
         })
         .collect();
     assert!(childless());
+    // The page of statistics is all that is left.
+    assert!(files() <= files_before + 400 + 10, "{}", files() - files_before);
     // At first each dead orbit had half a terabyte, of which a process has 128.
     let error = orbits[0].call(&obeying(&[0])).unwrap_err();
     assert!(matches!(error, Error::Dead { .. }), "{error}");
