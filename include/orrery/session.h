@@ -89,9 +89,10 @@ struct orrery_session_options {
     const int *fds;         /* file descriptors that sessions have beside 0, 1, 2 and their connection */
     size_t fd_count;        /* how many */
     int start_at_once; /* orrery_session_pool_serve: start sessions before the client has sent anything */
+    int not_isolated;  /* sessions may reach the root as a process of its user may; 0: isolated, Linux 6.12 */
 };
 #define ORRERY_SESSION_OPTIONS_INIT                                                                          \
-    { sizeof(struct orrery_session_options), 0, 0, 0, 0, 0, NULL, 0, 0 }
+    { sizeof(struct orrery_session_options), 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
 
 /* How a session ended. */
 struct orrery_session_result {

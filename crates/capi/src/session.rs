@@ -36,6 +36,7 @@ pub struct SessionOptions {
     fds: *const c_int,
     fd_count: usize,
     start_at_once: c_int,
+    not_isolated: c_int,
 }
 
 const DEFAULTS: SessionOptions = SessionOptions {
@@ -48,6 +49,7 @@ const DEFAULTS: SessionOptions = SessionOptions {
     fds: std::ptr::null(),
     fd_count: 0,
     start_at_once: 0,
+    not_isolated: 0,
 };
 
 /// `struct orrery_session_result`.
@@ -115,7 +117,7 @@ pub unsafe extern "C" fn orrery_session_pool_create(
 /// # Safety
 /// The options name as many descriptors as they say.
 unsafe fn builder(options: &SessionOptions) -> Result<Builder, Error> {
-    let mut builder = Pool::builder().greets(options.start_at_once != 0);
+    let mut builder = Pool::builder().greets(options.start_at_once != 0).isolate(options.not_isolated == 0);
     let size = |number: c_uint| usize::try_from(number).unwrap_or(usize::MAX);
     if options.initial != 0 {
         builder = builder.ready(size(options.initial));

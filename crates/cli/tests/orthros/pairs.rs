@@ -136,7 +136,7 @@ impl Up {
         }
         loop {
             let event = self.next(name);
-            assert!(event["event"] != "failed", "{event}");
+            assert!(event["event"] != "failed", "{event} after {:#?}", self.told);
             if event["event"] == name {
                 return event;
             }

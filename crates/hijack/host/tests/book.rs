@@ -9,7 +9,8 @@ const CHAPTER: &str = "Sentence by sentence";
 const LISTED: [&str; 9] =
     ["behavior", "counts", "frames", "fuzz", "hostile", "profilers", "programs", "steps", "rewriting"];
 /// Other files that rows may name; the last ones are tests of the command.
-const OTHERS: [&str; 5] = ["services", "start", "faults", "run_policy", "trace"];
+const OTHERS: [&str; 7] =
+    ["services", "start", "faults", "run_closed", "run_policy", "trace", "trace_decoding"];
 
 fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")

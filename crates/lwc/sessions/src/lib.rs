@@ -90,6 +90,7 @@ pub struct Builder {
     pub(crate) memory_limit: Option<u64>,
     pub(crate) keep: Vec<RawFd>,
     pub(crate) greets: bool,
+    pub(crate) isolated: bool,
 }
 
 impl Default for Builder {
@@ -102,6 +103,7 @@ impl Default for Builder {
             memory_limit: None,
             keep: Vec::new(),
             greets: false,
+            isolated: true,
         }
     }
 }
@@ -146,6 +148,14 @@ impl Builder {
     /// For [`Pool::serve`]: sessions speak first, so they begin at once and not when the client has sent something.
     pub fn greets(mut self, yes: bool) -> Self {
         self.greets = yes;
+        self
+    }
+
+    /// Whether sessions are isolated ([`Spec::isolate`](orrery_context::Spec::isolate)); they are by default, which
+    /// requires Landlock's scopes (Linux 6.12). An attacker who executes code inside a session that is not isolated can
+    /// read the root's memory and take the other clients' connections from it.
+    pub fn isolate(mut self, yes: bool) -> Self {
+        self.isolated = yes;
         self
     }
 

@@ -95,10 +95,11 @@ impl Pool {
     }
 
     pub(super) fn new<F: Fn(&mut Connection)>(settings: Builder, serve: F) -> Result<Self> {
-        let spec = template::template_spec(&settings.keep);
-        let memory = settings.memory_limit;
+        let spec = template::template_spec(&settings.keep, settings.isolated);
+        let (memory, isolated) = (settings.memory_limit, settings.isolated);
         let open = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
-        let template = context::create(&spec, |start| template::template(start, open, memory, &serve))?;
+        let template =
+            context::create(&spec, |start| template::template(start, open, isolated, memory, &serve))?;
         let mut pool = Self {
             settings,
             template,

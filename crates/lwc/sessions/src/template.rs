@@ -22,12 +22,12 @@ use super::session::{self, Connection};
 use orrery_context::{self as context, Context, Spec, Start};
 
 /// What the template is to have of the root.
-pub(crate) fn template_spec(keep: &[RawFd]) -> Spec {
+pub(crate) fn template_spec(keep: &[RawFd], isolated: bool) -> Spec {
     let mut keep: Vec<u32> =
         keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     keep.dedup();
-    let mut spec = Spec::new().alone(true).stays_behind();
+    let mut spec = Spec::new().alone(true).isolate(isolated).stays_behind();
     let mut from = 3;
     for kept in keep {
         if kept > from {
@@ -42,6 +42,7 @@ pub(crate) fn template_spec(keep: &[RawFd]) -> Spec {
 pub(crate) fn template<F: Fn(&mut Connection)>(
     start: Start,
     open: bool,
+    isolated: bool,
     memory: Option<u64>,
     serve: &F,
 ) -> Infallible {
@@ -49,7 +50,7 @@ pub(crate) fn template<F: Fn(&mut Connection)>(
     let mut order = Order::of(start.arrival.word);
     loop {
         let (report, reason) = match order {
-            Some(Order::Make) => match make(root, open, memory, serve) {
+            Some(Order::Make) => match make(root, open, isolated, memory, serve) {
                 Ok(next) => {
                     order = next;
                     continue;
@@ -69,10 +70,11 @@ pub(crate) fn template<F: Fn(&mut Connection)>(
 fn make<F: Fn(&mut Connection)>(
     root: Context,
     open: bool,
+    isolated: bool,
     memory: Option<u64>,
     serve: &F,
 ) -> Result<Option<Order>, String> {
-    let made = context::create(&Spec::new().alone(true), |start| {
+    let made = context::create(&Spec::new().alone(true).isolate(isolated), |start| {
         // The template's name.
         let _ = start.creator.close();
         session::session(root, open, memory, serve)

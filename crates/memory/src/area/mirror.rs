@@ -93,7 +93,7 @@ struct State {
 }
 
 /// What a mirror costs in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MirrorMemory {
     /// Bytes of page copies that the orbit sees.

@@ -300,12 +300,14 @@ impl Builder {
         let side = unsafe { channel.main() };
         let state = State {
             name: self.name.clone(),
+            pid: pid.as_raw_pid().unsigned_abs(),
+            enforcement: domain.enforcement(),
             domain: Some(domain),
             _channel: Arc::clone(&channel),
             side,
-            mirror,
+            mirror: Some(mirror),
             ledger,
-            mail,
+            mail: Some(mail),
             received: 0,
             mail_buffer: Vec::new(),
             largest_update: self.largest_update,

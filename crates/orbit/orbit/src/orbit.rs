@@ -57,9 +57,9 @@ impl Orbit {
     pub fn pid(&self) -> Result<u32> {
         self.shared.check_here("asking for an orbit's process id")?;
         let state = self.shared.lock();
-        match &state.domain {
-            Some(domain) => Ok(domain.process().pid().as_raw_pid().unsigned_abs()),
-            None => Err(self.destroyed()),
+        match state.phase {
+            Phase::Destroyed => Err(self.destroyed()),
+            _ => Ok(state.pid),
         }
     }
 
@@ -127,8 +127,10 @@ impl Orbit {
     pub fn enforcement(&self) -> Result<Enforcement> {
         self.shared.check_here("asking for an orbit's limits")?;
         let state = self.shared.lock();
-        let domain = state.domain.as_ref();
-        domain.map(orrery_domain::Domain::enforcement).ok_or_else(|| self.destroyed())
+        match state.phase {
+            Phase::Destroyed => Err(self.destroyed()),
+            _ => Ok(state.enforcement),
+        }
     }
 
     /// Returns its statistics, as `orrery orbits` shows them.
@@ -142,13 +144,14 @@ impl Orbit {
         Ok(state.statistics.read())
     }
 
-    /// Returns the memory that its copies of pages take.
+    /// Returns the memory that its copies of pages take: none once it is down for good.
     ///
     /// # Errors
     /// [`Error::Inside`], [`Error::OtherProcess`].
     pub fn memory(&self) -> Result<MirrorMemory> {
         self.shared.check_here("asking for an orbit's memory")?;
-        Ok(self.shared.lock().mirror.memory())
+        let none = MirrorMemory::default();
+        Ok(self.shared.lock().mirror.as_ref().map_or(none, |mirror| mirror.memory()))
     }
 
     /// Kills the orbit, whatever it is doing. Calls under way fail with [`Error::Destroyed`], and so do later ones. A

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use orrery_domain::{
-    Channel, Decision, Domain, DomainState, End, History, Moment, Process, Side, StatisticsPage,
+    Channel, Decision, Domain, DomainState, End, Enforcement, History, Moment, Process, Side, StatisticsPage,
 };
 use orrery_memory::area::{Delta, Mirror};
 use rustix::process::Signal;
@@ -80,13 +80,19 @@ pub(crate) struct CpuPin {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) name: String,
+    /// None where it is down for good.
     pub(crate) domain: Option<Domain>,
+    /// The process of the last instance.
+    pub(crate) pid: u32,
+    pub(crate) enforcement: Enforcement,
     /// Keeps what `side` leads to.
     pub(crate) _channel: Arc<Channel>,
     pub(crate) side: Side,
-    pub(crate) mirror: Arc<Mirror>,
+    /// None where it is down for good: it has half a terabyte of addresses.
+    pub(crate) mirror: Option<Arc<Mirror>>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<UpdateSocket>,
+    /// None where it is down for good.
+    pub(crate) mail: Option<Arc<UpdateSocket>>,
     pub(crate) received: u32,
     /// Whether a call waited for room in vain, and no task has returned since.
     pub(crate) stalled: bool,
@@ -156,7 +162,7 @@ impl State {
                 flight.ghost = true;
                 let (record, call) = (flight.record, flight.call);
                 if let Some(delta) = flight.delta.take() {
-                    self.mirror.release(delta);
+                    release(self.mirror.as_deref(), delta);
                 }
                 self.records.close(record, call, Ok(answer.value));
                 self.statistics.returned().fetch_add(1, Ordering::Relaxed);
@@ -178,7 +184,7 @@ impl State {
                 break;
             }
             if let Some(Flight { delta: Some(delta), .. }) = self.flights.pop_front() {
-                self.mirror.release(delta);
+                release(self.mirror.as_deref(), delta);
             }
         }
         Ok(())
@@ -201,7 +207,9 @@ impl State {
                     .map(|record| if record.abandoned { 0 } else { unreceived.saturating_sub(record.kept) });
                 largest.min(kept.unwrap_or(0))
             };
-            let Some(arrival) = self.mail.receive(&mut self.mail_buffer, largest, room) else {
+            let mail = self.mail.as_deref();
+            let Some(arrival) = mail.and_then(|mail| mail.receive(&mut self.mail_buffer, largest, room))
+            else {
                 self.more = false;
                 return;
             };
@@ -339,6 +347,10 @@ impl State {
 
     fn go_down(&mut self, fault: Fault, restarts: u32) {
         self.drop_flights(&fault);
+        // The handle may live on, in a program that makes a new orbit for each that died.
+        self.domain = None;
+        self.mirror = None;
+        self.mail = None;
         self.phase = Phase::Down { fault, restarts };
         self.statistics.set_state(DomainState::Dead);
     }
@@ -347,7 +359,7 @@ impl State {
     fn drop_flights(&mut self, fault: &Fault) {
         for flight in self.flights.drain(..) {
             if let Some(delta) = flight.delta {
-                self.mirror.release(delta);
+                release(self.mirror.as_deref(), delta);
             }
             if !flight.ghost {
                 let call = flight.call;
@@ -375,11 +387,13 @@ impl State {
         self.drop_flights(&fault);
         self.side.succeed(true);
         let mut buffer = core::mem::take(&mut self.mail_buffer);
-        while self.mail.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
+        if let Some(mail) = &self.mail {
+            while mail.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
+        }
         self.more = false;
         self.mail_buffer = buffer;
         self.received = self.ledger.mailed();
-        match self.mirror.reset() {
+        match self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.reset()) {
             Ok(()) => self.decide(fault, end),
             Err(error) => {
                 self.go_down(Fault::Snapshot { reason: error.to_string() }, 0);
@@ -400,6 +414,7 @@ impl State {
                 self.stalled = false;
                 self.cpu.pinned = None;
                 let pid = domain.process().pid().as_raw_pid().unsigned_abs();
+                self.pid = pid;
                 self.statistics.domain().store(pid.into(), Ordering::Relaxed);
                 self.statistics.set_state(DomainState::Up);
                 for flight in &mut self.flights {
@@ -484,9 +499,10 @@ impl State {
         }
         for flight in self.flights.drain(..) {
             if let Some(delta) = flight.delta {
-                self.mirror.release(delta);
+                release(self.mirror.as_deref(), delta);
             }
         }
+        self.mirror = None;
         let name = self.name.clone();
         self.records.close_all(|_| Error::Destroyed { orbit: name.clone() });
         self.phase = Phase::Destroyed;
@@ -503,6 +519,13 @@ impl State {
             }
             Phase::Destroyed => Err(Error::Destroyed { orbit: self.name.clone() }),
         }
+    }
+}
+
+/// Releases a delta; it went with its mirror where there is none.
+fn release(mirror: Option<&Mirror>, delta: Delta) {
+    if let Some(mirror) = mirror {
+        mirror.release(delta);
     }
 }
 

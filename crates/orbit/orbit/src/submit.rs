@@ -38,12 +38,15 @@ impl Shared {
         {
             return Err(Error::NoFunction { address: function.address() });
         }
+        let Some(mirror) = state.mirror.as_deref() else {
+            return Err(Error::Destroyed { orbit: self.name.clone() });
+        };
         let begin = Moment::now();
         // With nothing under way the orbit looks at its mirror no more than at the next call's pages.
         let delta = if state.flights.is_empty() {
-            state.mirror.deliver(call.areas)?
+            mirror.deliver(call.areas)?
         } else {
-            state.mirror.capture(call.areas)?
+            mirror.capture(call.areas)?
         };
         state.count_snapshot(delta.pages(), Moment::now().since(begin));
         let limit = call.time_limit.or(self.time_limit);
@@ -60,8 +63,8 @@ impl Shared {
         let message = state.side.sent();
         state.ledger.open(message);
         if let Err(error) = state.side.send(&[&request.encode(), call.arguments]) {
-            if let Err(delta) = state.mirror.withdraw(delta) {
-                state.mirror.release(delta);
+            if let Err(delta) = mirror.withdraw(delta) {
+                mirror.release(delta);
             }
             return Err(error.into());
         }

@@ -53,6 +53,7 @@ orrery_testing::cases![
     waiting_threads_all_learn_of_a_crash,
     a_stopped_orbit_holds_up_no_call_without_a_value,
     updates_that_nobody_receives_are_bounded,
+    dead_orbits_whose_handles_are_kept_take_no_addresses,
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
     scribbling_over_all_shared_memory_makes_no_processes,
@@ -996,4 +997,26 @@ fn updates_that_nobody_receives_are_bounded() {
     for _ in 0..20 {
         assert!(matches!(future.get_within(Duration::from_millis(20)), Err(Error::TimedOut { .. })));
     }
+}
+
+fn dead_orbits_whose_handles_are_kept_take_no_addresses() {
+    let area = area();
+    let number = number(&area);
+    let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let files_before = files();
+    let orbits: Vec<_> = (0..400)
+        .map(|i| {
+            let orbit = orbit(read);
+            number.set(i);
+            assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())), Ok(i));
+            fault(orbit.call(&obeying(&[1])));
+            orbit
+        })
+        .collect();
+    assert!(childless());
+    // The page of statistics is all that is left.
+    assert!(files() <= files_before + 400 + 10, "{}", files() - files_before);
+    // At first each dead orbit had half a terabyte, of which a process has 128.
+    let error = orbits[0].call(&obeying(&[0])).unwrap_err();
+    assert!(matches!(error, Error::Dead { .. }), "{error}");
 }

@@ -49,6 +49,17 @@ pub enum Error {
         /// The package that has it.
         package: &'static str,
     },
+    /// a path that the guest hides
+    #[error(
+        "{} would not be seen in the guest, which has a file system of its own at {place}; use another path",
+        path.display()
+    )]
+    Hidden {
+        /// The path.
+        path: PathBuf,
+        /// Where the guest's file system is.
+        place: String,
+    },
     /// a helper program of Orrery's own is not there
     #[error("{why}")]
     Helper {

@@ -60,6 +60,9 @@ pub struct Service {
     pub exec: ExecConfig,
 }
 
+/// Where guests mount file systems of their own, which begin empty or are the kernel's.
+const HIDDEN: &[&str] = &["/dev", "/proc", "/run", "/sys", "/tmp", "/var/run"];
+
 /// The name of the program of the guests, and where the image has it.
 const GUEST: (&str, &str) = ("orrery-guest", "/usr/bin/orrery-guest");
 /// The name of the load programs of tests and benchmarks, and where an image has them whose service names them.
@@ -134,10 +137,12 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         add_program(&mut image, program)?;
     }
     for path in &service.copied_paths {
+        visible(path)?;
         image.take(path)?;
     }
     for (from, to) in &service.files {
-        image.copy(from, to);
+        visible(Path::new(to))?;
+        image.tree(from, to)?;
     }
     let description = ServiceDescription { argv, exec: service.exec.clone() };
     let description =
@@ -160,12 +165,21 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
     Ok(())
 }
 
+/// Refuses a path in the image that the guest hides below a file system of its own.
+fn visible(path: &Path) -> Result<()> {
+    match HIDDEN.iter().find(|place| path.starts_with(place)) {
+        Some(place) => Err(Error::Hidden { path: path.to_owned(), place: (*place).to_owned() }),
+        None => Ok(()),
+    }
+}
+
 /// Adds a program of this host under its own path, unless the image has it already, and returns its path in the image.
 fn add_program(image: &mut Initramfs, program: &str) -> Result<String> {
     if let Some((_, path)) = [GUEST, LOAD].into_iter().find(|(name, _)| *name == program) {
         return Ok(path.to_owned());
     }
     let program = require(program, "the service's own package")?;
+    visible(&program)?;
     let path = program.to_string_lossy().into_owned();
     image.program(&program, &path)?;
     Ok(path)

@@ -124,13 +124,55 @@ impl Initramfs {
     pub fn program(&mut self, from: &Path, path: &str) -> Result<&mut Self> {
         let real = fs::canonicalize(from).map_err(file("find", from))?;
         self.copy(&real, path);
-        if let Some(reader) = reader(&real).filter(|reader| !self.has(reader)) {
+        self.needs_of(&real)?;
+        Ok(self)
+    }
+
+    /// A copy of a file of the host under another name, or of a directory with everything in it: links as links, and with the
+    /// programs and modules among the files the libraries that they need, under their own names.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] where it is not there, or something in it is neither a file, a directory nor a symbolic link;
+    /// [`Error::Missing`] without `ldd`.
+    pub fn tree(&mut self, from: &Path, path: &str) -> Result<&mut Self> {
+        let metadata = fs::metadata(from).map_err(file("open", from))?;
+        if !metadata.is_dir() {
+            return Ok(self.copy(from, path));
+        }
+        self.put(Path::new(path), Entry::Directory(Rights::root(metadata.mode() & 0o7777)));
+        for entry in fs::read_dir(from).map_err(file("read", from))? {
+            let entry = entry.map_err(file("read", from))?;
+            let (inner, name) = (entry.path(), Path::new(path).join(entry.file_name()));
+            let name = name.to_string_lossy();
+            let kind = entry.file_type().map_err(file("open", &inner))?;
+            if kind.is_symlink() {
+                let to = fs::read_link(&inner).map_err(file("read", &inner))?;
+                self.link(&name, &to.to_string_lossy());
+            } else if kind.is_dir() {
+                self.tree(&inner, &name)?;
+            } else if kind.is_file() {
+                self.copy(&inner, &name);
+                if is_elf(&inner) {
+                    self.needs_of(&inner)?;
+                }
+            } else {
+                let why = "it is neither a file, a directory nor a symbolic link; leave it out";
+                return Err(file("copy", &inner)(std::io::Error::other(why)));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Adds what a program or module of the host needs: the program that reads it, if it is a script, or its libraries.
+    fn needs_of(&mut self, real: &Path) -> Result<()> {
+        if let Some(reader) = reader(real).filter(|reader| !self.has(reader)) {
             let name = reader.to_string_lossy().into_owned();
             self.program(&reader, &name)?;
         }
         let ldd = require("ldd", "libc-bin")?;
         // It fails for programs that need none.
-        let needed = match run(&ldd, &[&real], None) {
+        let needed = match run(&ldd, &[real], None) {
             Ok(needed) => needed,
             Err(Error::Command { .. }) => String::new(),
             Err(error) => return Err(error),
@@ -141,7 +183,7 @@ impl Initramfs {
                 self.copy(&fs::canonicalize(library).map_err(file("find", Path::new(library)))?, library);
             }
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Writes the archive.
@@ -176,6 +218,12 @@ impl Initramfs {
     }
 }
 
+/// Returns whether a file begins as programs and shared objects do, elf(5).
+fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF"
+}
+
 /// The program that reads a script, by its first line, execve(2).
 fn reader(script: &Path) -> Option<PathBuf> {
     let mut bytes = [0; 256];
@@ -189,6 +237,35 @@ fn reader(script: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tree_has_links_and_the_libraries_of_its_programs() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
+        fs::create_dir_all(tree.join("inner/empty")).unwrap();
+        fs::write(tree.join("inner/text"), "text").unwrap();
+        fs::copy("/bin/true", tree.join("program")).unwrap();
+        std::os::unix::fs::symlink("inner/text", tree.join("link")).unwrap();
+        let mut archive = Initramfs::new();
+        archive.tree(&tree, "/opt/it").unwrap();
+        for path in ["opt/it", "opt/it/inner/empty", "opt/it/inner/text", "opt/it/program"] {
+            assert!(archive.has(Path::new(path)), "{path}");
+        }
+        assert!(
+            matches!(&archive.entries[Path::new("opt/it/link")], Entry::Link { to } if to == "inner/text")
+        );
+        assert!(archive.entries.keys().any(|path| path.to_string_lossy().contains("libc.so")));
+        let _socket = std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap();
+        let Err(error) = Initramfs::new().tree(&tree, "/opt/it") else { panic!("a socket was copied") };
+        assert!(
+            error.to_string().contains("socket") && error.to_string().contains("leave it out"),
+            "{error}"
+        );
+        // A single file is one, by whatever name.
+        let mut archive = Initramfs::new();
+        archive.tree(&tree.join("inner/text"), "/etc/text").unwrap();
+        assert!(archive.has(Path::new("/etc/text")));
+    }
 
     #[test]
     fn directories_come_before_what_is_in_them() {

@@ -225,7 +225,10 @@ impl Node {
         loop {
             let machine = self.machine.name().to_owned();
             match self.control.receive(LISTEN) {
-                Some(Report::Failed { error }) => return Err(Error::Guest { machine, why: error }),
+                Some(Report::Failed { error }) => {
+                    let exit = self.control.service_exit().map(|exit| format!("; the service {exit}"));
+                    return Err(Error::Guest { machine, why: error + &exit.unwrap_or_default() });
+                }
                 Some(said) => return Ok(said),
                 None => {}
             }

@@ -124,6 +124,20 @@ impl ParkWait {
         std::mem::forget((former.successor, former.died_silently));
     }
 
+    /// Expects the watched context's next message: what it asked since it was given control was taken from its link.
+    /// Were that counted as an answer for ever, the wait would return at once each time, without a look at its death
+    /// or at the time limit.
+    pub(crate) fn expect_next_message(&mut self, state: &mut State) {
+        let logical_thread = state.logical_thread;
+        let Some(watched) = &mut self.watched else { return };
+        let Some(slot) = watched.slot(state) else { return };
+        if let Ok(peer) = state.peer_mut(slot)
+            && let Some(link) = peer.link.as_mut()
+        {
+            watched.reply_slot = Some((link.reply_slot(logical_thread), slot, peer.serial));
+        }
+    }
+
     fn is_answered(&self, state: &State) -> bool {
         self.watched.as_ref().is_some_and(|watched| watched.answered_at(state).is_some())
     }

@@ -345,6 +345,7 @@ fn wait(
         if state.me != me {
             continue;
         }
+        vigil.expect_next_message(state);
         if let Some(WatchedContext { descriptor, context_slot, pid, .. }) = vigil.died_silently {
             return Err(Error::Died { descriptor, end: reaper::reap(state, context_slot, pid) });
         }

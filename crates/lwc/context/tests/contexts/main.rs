@@ -25,6 +25,7 @@ mod names;
 mod overlays;
 mod pages;
 mod placing;
+mod questions;
 mod signals;
 mod support;
 mod threads;
@@ -47,6 +48,7 @@ use moments::*;
 use names::*;
 use overlays::*;
 use placing::*;
+use questions::*;
 use signals::*;
 use threads::*;
 use underneath::*;
@@ -114,6 +116,10 @@ orrery_testing::cases![
     nested_contexts_die_at_any_moment,
     a_killed_caller_leaves_control_to_the_root,
     another_program_is_an_error,
+    who_asked_its_caller_may_end,
+    who_asked_its_caller_may_end_far_from_the_root,
+    who_asked_its_caller_may_end_on_each_thread,
+    a_caller_that_answered_sleeps,
     a_stopped_context_holds_nobody_up,
     orphans_are_told_of,
     orphans_are_told_to_the_next_in_the_row,

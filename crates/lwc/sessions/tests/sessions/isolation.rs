@@ -37,6 +37,18 @@ pub(crate) fn sessions_work_for_an_ordinary_user() {
     std::hint::black_box(&ballast);
 }
 
+/// What an attacker who executes code inside a session reaches of the root: nothing, unless isolation was left out.
+pub(crate) fn sessions_reach_nothing_of_the_root() {
+    let secret = Box::new(0x5EC2_E75E_C2E7_u64);
+    let command = format!("attack {} {}", std::process::id(), (&raw const *secret).expose_provenance());
+    for (isolated, expected) in [(false, "memory,descriptors"), (true, "")] {
+        let mut pool = pool(Pool::builder().ready(1).isolate(isolated));
+        let mut client = Client::begin(&mut pool);
+        assert_eq!(client.ask(&mut pool, &command).unwrap(), expected, "isolated: {isolated}");
+        client.end(&mut pool);
+    }
+}
+
 pub(crate) fn each_session_has_its_own_memory() {
     let mut pool = pool(Pool::builder().ready(2));
     let mut clients: Vec<Client> = (0..10).map(|_| Client::begin(&mut pool)).collect();

@@ -21,6 +21,7 @@ orrery_testing::cases![
     composition::contexts_outlive_rollbacks_of_the_root,
     isolation::a_session_serves,
     isolation::sessions_work_for_an_ordinary_user,
+    isolation::sessions_reach_nothing_of_the_root,
     isolation::each_session_has_its_own_memory,
     isolation::what_sessions_have_in_common_is_there_once,
     isolation::nothing_is_left_behind,

@@ -90,8 +90,30 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         "search" => search(argument),
         // SAFETY: closes a number behind everybody's back: what a session does to its own descriptors is the test.
         "close" => unsafe { libc::close(argument.parse().unwrap()).to_string() },
+        "attack" => attack(argument),
         other => format!("no command {other}"),
     }
+}
+
+/// Attacks the process and address of the argument; the ways that were open.
+fn attack(argument: &str) -> String {
+    let (pid, address) = argument.split_once(' ').unwrap();
+    let (pid, address): (i32, usize) = (pid.parse().unwrap(), address.parse().unwrap());
+    let mut open = Vec::new();
+    let mut bytes = [0_u8; 8];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 8 };
+    let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: 8 };
+    // SAFETY: writes to the buffer, within its length; what cannot be read is an error.
+    if unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } == 8 {
+        open.push("memory");
+    }
+    // SAFETY: takes numbers, and gives a new descriptor or an error.
+    let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    // SAFETY: likewise; the session ends with what it got.
+    if pidfd >= 0 && unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, 0, 0) } >= 0 {
+        open.push("descriptors");
+    }
+    open.join(",")
 }
 
 #[expect(unconditional_recursion, reason = "that is the point")]

@@ -60,12 +60,15 @@ pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
         Some(None) => return Outcome::Refused,
         None => return Outcome::Later,
     };
-    let Some(path) = CallPath::of(&plan, made) else { return Outcome::Refused };
     code_ranges::try_locked(|| match code_ranges::containing(start, end) {
         // Another thread was faster: what is to be said about jump pads holds for one jump only.
         Some(_) if read() != code => Outcome::Later,
-        // SAFETY: the code is still mapped if it is on the list, which cannot change now.
-        Some(range) => unsafe { jump(&plan, path, &code, end, range) },
+        // Chosen under the lock: sites of paths that need larger stacks are restored under it when the program says that its own are small.
+        Some(range) => match CallPath::of(&plan, made) {
+            // SAFETY: the code is still mapped if it is on the list, which cannot change now.
+            Some(path) => unsafe { jump(&plan, path, &code, end, range) },
+            None => Outcome::Refused,
+        },
         None => Outcome::Refused,
     })
     .unwrap_or(Outcome::Later)
@@ -131,7 +134,8 @@ impl CallPath {
             return Some(Self::CachedAnswer { number, answer: address(answer) });
         }
         let treated = mm::treats(wide) || services::concerns(wide);
-        if treated && small_stacks {
+        // What a function takes of the caller's stack may be more than there is of it, and overwrite what lies below.
+        if (treated || judged) && small_stacks {
             return None;
         }
         if !treated && !timed() && concerned.is_some_and(|policy| path_filter::supports(policy, wide)) {

@@ -12,6 +12,7 @@ use crate::executive::abi::syscall::{
 };
 use crate::executive::abi::trampoline;
 use crate::executive::abi::user_memory;
+use crate::executive::memory::{code_ranges, saved_code};
 use crate::executive::signals::handlers;
 use crate::nr;
 use core::sync::atomic::Ordering::Relaxed;
@@ -147,7 +148,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
 /// `sigaltstack`. The kernel restores the setting that is in our frame, so it is changed there, too.
 ///
 /// With a roomy alternate stack, SIGSYS is taken on that from now on: who provides one (Go does) may run on stacks that
-/// are too small for a signal frame.
+/// are too small for a signal frame, and for the functions that stubs call.
 #[inline(never)]
 pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
     const DISABLE: i32 = 2;
@@ -214,6 +215,13 @@ fn use_alternate_stacks() {
     if action.flags.load(Relaxed) & SA_ONSTACK == 0 {
         action.flags.store(ACTION_FLAGS | SA_ONSTACK, Relaxed);
         sigaction::install();
+        // Sites that were rewritten before may run functions on stacks which are too small for that. They are dispatched again, and
+        // rewritten as such a program's.
+        code_ranges::locked(|| {
+            // SAFETY: under the lock. Code that is no longer mapped, or not executable, was forgotten or restored when that changed.
+            // Where memory is short, the sites that are left are those of a program that cannot map memory for threads either.
+            unsafe { saved_code::restore(0, u64::MAX) };
+        });
     }
 }
 
