@@ -42,7 +42,7 @@ impl SharedMemory {
         Ok(Self { start, len, _fd: None, owner: None })
     }
 
-    /// Like [`SharedMemory::new`], but only the domains for which it is meant inherit it ([`inherited`]): another child of
+    /// Like [`SharedMemory::new`], but only the domains for which it is meant inherit it (`inherited`): another child of
     /// the program could write to it, by a stray pointer if not on purpose.
     ///
     /// # Errors
