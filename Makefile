@@ -32,12 +32,12 @@ run: bootstrap ## build everything, then show the main job at work
 	@$(MAKE) --no-print-directory -C examples/kv run CARGO_TARGET_DIR='$(abspath $(TARGET))' REQUESTS=60000
 
 # What is installed is built by who may build, and installed by who may install: `make build && sudo make install`.
-BUILD := $(TARGET)/release
+BUILD := $(TARGET)/dist
 INSTALLED := -p orrery-cli -p orrery-capi -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload
 export PREFIX DESTDIR BINDIR LIBEXECDIR LIBDIR INCLUDEDIR DATADIR MANDIR UNITDIR
 
 build: bootstrap ## build what `make install` installs
-	$(CARGO) build $(if $(filter %/release,$(BUILD)),--release) --locked $(INSTALLED)
+	$(CARGO) build --profile dist --locked $(INSTALLED)
 
 install: $(if $(wildcard $(BUILD)/orrery-guest),,build) ## install into PREFIX=/usr/local, below DESTDIR
 	packaging/stage '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'

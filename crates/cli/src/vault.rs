@@ -4,10 +4,14 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
-use openssl::pkey::{Id, PKey};
+use der::asn1::Utf8StringRef;
+use der::{Decode as _, Encode as _, Sequence};
+use pem_rfc7468::LineEnding;
+use spki::{ObjectIdentifier, SubjectPublicKeyInfoRef};
 
 /// Keep private keys in a vault: programs use OpenSSL as ever, and never have the keys.
 #[derive(Args)]
@@ -70,10 +74,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn wrap(key: &Path, output: Option<&Path>) -> Result<()> {
     let path = fs::canonicalize(key).with_context(|| format!("find the private key {}", key.display()))?;
     let shown = path.display();
-    let pem = fs::read(&path).with_context(|| format!("read the private key {shown}"))?;
-    let public = public_part(&pem).with_context(|| format!("{shown} cannot be wrapped"))?;
+    let public = public_part(&path).with_context(|| format!("{shown} cannot be wrapped"))?;
     let path = path.to_str().with_context(|| format!("{shown}: the path must be UTF-8"))?;
-    let text = pem_of(&reference(path, &public));
+    let text = reference(path, &public).with_context(|| format!("encode the reference to {shown}"))?;
     match output {
         Some(output) if output == Path::new("-") => {
             io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
@@ -110,65 +113,62 @@ fn write(output: &Path, text: &str) -> Result<()> {
     fs::rename(&new, output).with_context(writing)
 }
 
-/// The SubjectPublicKeyInfo of a private key in PEM.
-fn public_part(pem: &[u8]) -> Result<Vec<u8>> {
-    if String::from_utf8_lossy(pem).contains(NAME) {
+/// The types of keys that a vault takes: RSA and RSA-PSS (RFC 8017, C), EC (RFC 5480, 2.1.1), Ed25519 (RFC 8410, 3).
+const KEYS: [ObjectIdentifier; 4] = [
+    ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1"),
+    ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.10"),
+    ObjectIdentifier::new_unwrap("1.2.840.10045.2.1"),
+    ObjectIdentifier::new_unwrap("1.3.101.112"),
+];
+
+/// The SubjectPublicKeyInfo, in DER, of the private key in the PEM file `path`, as the `openssl` command computes it.
+///
+/// The command is asked, rather than its library linked, because every other use of `orrery` would load that library, too.
+fn public_part(path: &Path) -> Result<Vec<u8>> {
+    let pem = fs::read(path).context("read it")?;
+    let pem = String::from_utf8_lossy(&pem);
+    if pem.contains(NAME) {
         bail!("it is a reference already");
     }
-    let mut asked = false;
-    let key = PKey::private_key_from_pem_callback(pem, |_| {
-        asked = true;
-        Ok(0)
-    });
-    let key = match key {
-        Ok(key) => key,
-        Err(_) if asked => bail!(
+    // "BEGIN ENCRYPTED PRIVATE KEY" (RFC 5958), or "Proc-Type: 4,ENCRYPTED" (RFC 1421).
+    if pem.contains("ENCRYPTED") {
+        bail!(
             "it has a passphrase, for which a vault cannot ask: remove it (openssl pkey) and let only root read the file"
-        ),
-        Err(error) => return Err(error).context("it has no private key in PEM"),
-    };
-    match key.id() {
-        Id::RSA | Id::RSA_PSS | Id::EC | Id::ED25519 => {}
-        other => bail!("keys of this type ({other:?}) are not supported: RSA, RSA-PSS, EC and Ed25519 are"),
+        );
     }
-    key.public_key_to_der().context("its public part cannot be encoded")
+    let command = Command::new("openssl")
+        .args(["pkey", "-inform", "PEM", "-passin", "pass:", "-pubout", "-outform", "DER", "-in"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .context("start openssl, of the package openssl, which reads it")?;
+    if !command.status.success() {
+        let said = String::from_utf8_lossy(&command.stderr);
+        bail!("it has no private key in PEM: openssl says {:?}", said.lines().next().unwrap_or_default());
+    }
+    let public = SubjectPublicKeyInfoRef::from_der(&command.stdout)
+        .context("openssl's answer is no public key in DER")?;
+    let of = public.algorithm.oid;
+    ensure!(
+        KEYS.contains(&of),
+        "keys of this type ({of}) are not supported: RSA, RSA-PSS, EC and Ed25519 are"
+    );
+    Ok(command.stdout)
 }
 
-/// What a reference says, in DER (integrations/openssl/key.c).
-fn reference(path: &str, public: &[u8]) -> Vec<u8> {
-    let content = [element(0x02, &[1]), element(0x0c, path.as_bytes()), public.to_vec()].concat();
-    element(0x30, &content)
+/// A reference (integrations/openssl/key.c).
+#[derive(Sequence)]
+struct Reference<'a> {
+    version: u8,
+    path: Utf8StringRef<'a>,
+    public: SubjectPublicKeyInfoRef<'a>,
 }
 
-/// One element of DER (X.690, 8.1).
-fn element(tag: u8, content: &[u8]) -> Vec<u8> {
-    let length = content.len().to_be_bytes();
-    let significant = &length[length.iter().take_while(|byte| **byte == 0).count()..];
-    let mut all = vec![tag];
-    match (significant, u8::try_from(significant.len())) {
-        ([], _) => all.push(0),
-        ([short], _) if *short < 0x80 => all.push(*short),
-        (long, count) => {
-            all.push(0x80 | count.unwrap_or(0));
-            all.extend_from_slice(long);
-        }
-    }
-    all.extend_from_slice(content);
-    all
-}
-
-fn pem_of(der: &[u8]) -> String {
-    let encoded = openssl::base64::encode_block(der);
-    let mut text = format!("-----BEGIN {NAME}-----\n");
-    let mut rest = encoded.as_str();
-    while !rest.is_empty() {
-        let (line, after) = rest.split_at(rest.len().min(64));
-        text.push_str(line);
-        text.push('\n');
-        rest = after;
-    }
-    text.push_str(&format!("-----END {NAME}-----\n"));
-    text
+/// The PEM of a reference to the key in `path`, which has the public part `public`, in DER.
+fn reference(path: &str, public: &[u8]) -> Result<String> {
+    let public = SubjectPublicKeyInfoRef::from_der(public)?;
+    let reference = Reference { version: 1, path: Utf8StringRef::new(path)?, public };
+    Ok(pem_rfc7468::encode_string(NAME, LineEnding::LF, &reference.to_der()?)?)
 }
 
 fn configuration(module: &Path, allow: &[Allowed]) -> String {
@@ -202,42 +202,57 @@ fn configuration(module: &Path, allow: &[Allowed]) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn lengths_are_encoded_as_der_wants_them() {
-        assert_eq!(element(4, &[]), [4, 0]);
-        assert_eq!(element(4, &[7; 0x7f])[..2], [4, 0x7f]);
-        assert_eq!(element(4, &[7; 0x80])[..3], [4, 0x81, 0x80]);
-        assert_eq!(element(4, &[7; 0x1234])[..4], [4, 0x82, 0x12, 0x34]);
+    /// A key that `openssl genpkey` makes with `options`, in a file of `directory`.
+    fn key(directory: &Path, options: &[&str]) -> PathBuf {
+        let file = directory.join("key.pem");
+        let made = Command::new("openssl")
+            .arg("genpkey")
+            .args(options)
+            .arg("-out")
+            .arg(&file)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(made.success(), "{options:?}");
+        file
     }
 
     #[test]
     fn a_reference_has_path_and_public_key() {
-        let key = PKey::from_ec_key(
-            openssl::ec::EcKey::generate(
-                &openssl::ec::EcGroup::from_curve_name(openssl::nid::Nid::X9_62_PRIME256V1).unwrap(),
-            )
-            .unwrap(),
-        )
-        .unwrap();
-        let public = public_part(&key.private_key_to_pem_pkcs8().unwrap()).unwrap();
-        let reference = reference("/a/key.pem", &public);
-        assert_eq!(reference[..5], [0x30, u8::try_from(reference.len() - 2).unwrap(), 2, 1, 1]);
-        assert_eq!(&reference[5..17], b"\x0c\x0a/a/key.pem");
-        assert_eq!(PKey::public_key_from_der(&reference[17..]).unwrap().id(), Id::EC);
-        let pem = pem_of(&reference);
-        assert!(pem.lines().all(|line| line.len() <= 64) && pem.ends_with("-----\n"));
-        assert_eq!(public_part(pem.as_bytes()).unwrap_err().to_string(), "it is a reference already");
+        let directory = tempfile::tempdir().unwrap();
+        let kinds: [&[&str]; 4] = [
+            &["-algorithm", "RSA"],
+            &["-algorithm", "RSA-PSS"],
+            &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"],
+            &["-algorithm", "ED25519"],
+        ];
+        for (kind, type_) in kinds.into_iter().zip(KEYS) {
+            let key = key(directory.path(), kind);
+            let public = public_part(&key).unwrap();
+            let path = "/a/".to_owned() + &"long".repeat(40) + "/key.pem";
+            let text = reference(&path, &public).unwrap();
+            assert!(text.lines().all(|line| line.len() <= 64) && text.ends_with("-----\n"), "{text}");
+            let (name, der) = pem_rfc7468::decode_vec(text.as_bytes()).unwrap();
+            assert_eq!(name, NAME);
+            let read = Reference::from_der(&der).unwrap();
+            assert_eq!((read.version, read.path.as_str()), (1, &path[..]));
+            assert_eq!(read.public.algorithm.oid, type_);
+            assert!(der.ends_with(&public));
+
+            fs::write(&key, text).unwrap();
+            assert_eq!(public_part(&key).unwrap_err().to_string(), "it is a reference already");
+        }
     }
 
     #[test]
     fn what_is_no_key_is_refused() {
-        assert!(public_part(b"nonsense").unwrap_err().to_string().contains("no private key"));
-        let key = PKey::generate_x25519().unwrap();
-        let error = public_part(&key.private_key_to_pem_pkcs8().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("not supported"), "{error}");
-        let cipher = openssl::symm::Cipher::aes_128_cbc();
-        let locked =
-            PKey::generate_ed25519().unwrap().private_key_to_pem_pkcs8_passphrase(cipher, b"word").unwrap();
-        assert!(public_part(&locked).unwrap_err().to_string().contains("passphrase"));
+        let directory = tempfile::tempdir().unwrap();
+        let refused = |file: &Path| public_part(file).unwrap_err().to_string();
+        let file = directory.path().join("nonsense");
+        fs::write(&file, "nonsense").unwrap();
+        assert!(refused(&file).contains("no private key"));
+        assert!(refused(&key(directory.path(), &["-algorithm", "X25519"])).contains("not supported"));
+        let locked = ["-algorithm", "ED25519", "-aes-128-cbc", "-pass", "pass:word"];
+        assert!(refused(&key(directory.path(), &locked)).contains("passphrase"));
     }
 }

@@ -46,17 +46,52 @@ for p in /proc/[0-9]*; do
     done
     awk -v p=${p#/proc/} '/^[0-9a-f]+-/ {r=$1" "$2" "$3; n=$6} /^Rss/ {s=$2} /^Anonymous/ {print "M", p, r, s, $2, n}' $p/smaps
 done
+[ -e /crash.initramfs ] && /load-crash-kernel /vmlinuz /crash.initramfs "console=ttyS0 quiet no_timer_check nr_cpus=1 reset_devices"
 echo ALL-TOLD
 read line < /dev/ttyS1
 echo c > /proc/sysrq-trigger
+"#;
+
+/// Copies the memory of the kernel that crashed to a disk, as kdump-tools does.
+const CRASH_INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /dev
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox --install -s /bin
+export PATH=/bin
+for module in /modules/*; do insmod $module; done
+dd if=/proc/vmcore of=/dev/vda bs=1M && sync && echo ALL-COPIED
+sleep 1000
+"#;
+
+/// Loads a kernel for the case of a crash: kexec_file_load(2).
+const LOAD_CRASH_KERNEL: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+    if (argc != 4)
+        return 2;
+    int kernel = open(argv[1], O_RDONLY), initramfs = open(argv[2], O_RDONLY);
+    long on_crash = 2;
+    if (syscall(SYS_kexec_file_load, kernel, initramfs, strlen(argv[3]) + 1, argv[3], on_crash) != 0) {
+        perror("kexec_file_load");
+        return 1;
+    }
+    return 0;
+}
 "#;
 
 fn skipped(why: &str) {
     orrery_testing::skipped!("{why}");
 }
 
-/// The machine, started; nothing, with the reason printed, where it cannot be had.
-fn boot(folder: &Path) -> Option<Machine> {
+/// The machine, started; nothing, with the reason printed, where it cannot be had. With a `crash_disk` it has a crash kernel,
+/// which copies the memory there.
+fn boot(folder: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
     if let Err(error) = command::require("qemu-system-x86_64", "qemu-system-x86") {
         skipped(&error.to_string());
         return None;
@@ -80,8 +115,7 @@ fn boot(folder: &Path) -> Option<Machine> {
     for (index, module) in kernel.modules(&["pvpanic-pci"]).unwrap().iter().enumerate() {
         archive.copy(module, &format!("/modules/{index}.ko"));
     }
-    archive.write(&initramfs).unwrap();
-    let config = MachineConfig {
+    let mut config = MachineConfig {
         name: "guest".to_owned(),
         memory_mib: 256,
         cpus: 2,
@@ -90,6 +124,29 @@ fn boot(folder: &Path) -> Option<Machine> {
         peer: None,
         extra: Vec::new(),
     };
+    if let Some(disk) = crash_disk {
+        let crash_initramfs = folder.join("crash-initramfs");
+        let mut crash = Initramfs::new();
+        crash.copy(&busybox, "/bin/busybox").file("/init", CRASH_INIT, 0o755);
+        for (index, module) in kernel.modules(&["virtio_pci", "virtio_blk"]).unwrap().iter().enumerate() {
+            crash.copy(module, &format!("/modules/{index}.ko"));
+        }
+        crash.write(&crash_initramfs).unwrap();
+        let source = folder.join("load.c");
+        std::fs::write(&source, LOAD_CRASH_KERNEL).unwrap();
+        let load = orrery_testing::Compiler::c().flag("-static").build(&[&source], folder.join("load"));
+        archive.copy(&load, "/load-crash-kernel").copy(&kernel.image, "/vmlinuz");
+        archive.copy(&crash_initramfs, "/crash.initramfs");
+        config.memory_mib = 512;
+        config.append = "crashkernel=192M".to_owned();
+        config.extra = vec![
+            "-drive".to_owned(),
+            format!("if=none,id=disk,format=raw,file={}", disk.display()),
+            "-device".to_owned(),
+            "virtio-blk-pci,drive=disk".to_owned(),
+        ];
+    }
+    archive.write(&config.initramfs).unwrap();
     Some(Machine::start(&config, &kernel, folder).unwrap())
 }
 
@@ -213,7 +270,7 @@ fn compare(image: &Path, console: &str) {
 #[test]
 fn what_is_read_is_what_the_guest_says() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut machine) = boot(folder.path()) else { return };
+    let Some(mut machine) = boot(folder.path(), None) else { return };
     let console = machine.wait_for_console("ALL-TOLD", BOOT).unwrap();
     let memory = machine.file("ram");
     // Alive: the guest waits, and only its kernel's threads run.
@@ -249,6 +306,21 @@ fn what_is_read_is_what_the_guest_says() {
     assert!(!output.status.success(), "a file that is there is not overwritten");
     let output = kimage(&["mem"], &memory, &["999999"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("no process 999999"));
+}
+
+/// kdump leaves the crash kernel's memory out, where the dying kernel's VMCOREINFO lies; it has it as a note.
+#[test]
+fn what_kdump_copies_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(640 << 20)).unwrap();
+    let Some(mut machine) = boot(folder.path(), Some(&disk)) else { return };
+    let console = machine.wait_for_console("ALL-TOLD", BOOT).unwrap();
+    std::os::unix::net::UnixStream::connect(machine.file("control"))
+        .and_then(|mut control| std::io::Write::write_all(&mut control, b"die\n"))
+        .unwrap();
+    machine.wait_for_console("ALL-COPIED", BOOT).unwrap();
+    compare(&disk, &console);
 }
 
 #[test]

@@ -228,13 +228,14 @@ fn examine(memory: &dyn PhysicalMemory, info: &Vmcoreinfo) -> Result<(Symbols, T
         Some(address) => windows.read_u64(memory, address)?,
         None => DIRECT,
     });
-    // The note's own variable must lead back to the page the note was read from: a copy in a file does not.
-    if let Some(variable) = symbols.get("vmcoreinfo_data") {
+    // The note's own variable must lead back to the page the note was read from: a copy in a file does not. A note of the dump
+    // was chosen by who dumped it.
+    if let (Some(address), Some(variable)) = (info.physical, symbols.get("vmcoreinfo_data")) {
         let page = windows.read_u64(memory, variable)?;
         let physical = windows.physical(memory, page)?;
-        if physical != info.physical {
+        if physical != address {
             let why = format!("the kernel's own lies at {physical:#x}");
-            return Err(Error::Corrupt { kind: "VMCOREINFO", address: info.physical, why });
+            return Err(Error::Corrupt { kind: "VMCOREINFO", address, why });
         }
     }
     let (start, stop) = (symbols.address("__start_BTF"), symbols.address("__stop_BTF"));
@@ -253,7 +254,8 @@ fn symbols(memory: &dyn PhysicalMemory, info: &Vmcoreinfo, windows: &Windows) ->
     let count = number("SYMBOL(kallsyms_num_syms)")? & 0xffff_ffff;
     if count == 0 || count > MOST_SYMBOLS {
         let why = format!("it would have {count} symbols");
-        return Err(Error::Corrupt { kind: "kallsyms table", address: info.physical, why });
+        let address = info.symbol("SYMBOL(kallsyms_num_syms)")?;
+        return Err(Error::Corrupt { kind: "kallsyms table", address, why });
     }
     let index = windows.read_up_to(memory, info.symbol("SYMBOL(kallsyms_token_index)")?, 512);
     let offsets = windows.read_up_to(memory, info.symbol("SYMBOL(kallsyms_offsets)")?, count * 4);

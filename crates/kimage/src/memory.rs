@@ -45,6 +45,11 @@ pub trait PhysicalMemory: Send + Sync {
     fn place(&self, _physical: u64, _length: usize) -> Option<*const u8> {
         None
     }
+
+    /// The kernel's VMCOREINFO, where whoever dumped the memory kept it beside the memory itself.
+    fn vmcoreinfo(&self) -> Option<&[u8]> {
+        None
+    }
 }
 
 /// How a file of memory is laid out in the physical address space.
@@ -81,6 +86,7 @@ impl Layout {
 pub struct MappedMemory {
     map: MmapRaw,
     segments: Vec<Segment>,
+    vmcoreinfo: Option<Vec<u8>>,
 }
 
 impl MappedMemory {
@@ -93,7 +99,7 @@ impl MappedMemory {
     pub fn open(path: &Path, layout: Layout) -> Result<Self> {
         let map = map(path)?;
         let segments = layout.segments(map.len() as u64);
-        Ok(Self { map, segments })
+        Ok(Self { map, segments, vmcoreinfo: None })
     }
 
     /// Memory whose segments lie at given places of a file that is already mapped; places outside it are cut off.
@@ -117,7 +123,12 @@ impl MappedMemory {
             }
             next.length == 0
         });
-        Self { map, segments }
+        Self { map, segments, vmcoreinfo: None }
+    }
+
+    /// The same memory, with the kernel's VMCOREINFO beside it.
+    pub(crate) fn with_vmcoreinfo(self, vmcoreinfo: Option<Vec<u8>>) -> Self {
+        Self { vmcoreinfo, ..self }
     }
 }
 
@@ -141,6 +152,10 @@ pub(crate) fn map(path: &Path) -> Result<MmapRaw> {
 impl PhysicalMemory for MappedMemory {
     fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    fn vmcoreinfo(&self) -> Option<&[u8]> {
+        self.vmcoreinfo.as_deref()
     }
 
     fn place(&self, physical: u64, length: usize) -> Option<*const u8> {

@@ -576,7 +576,7 @@ impl Machine {
     /// The same with other contents.
     pub(crate) fn kernel_with(&self, bytes: Vec<u8>) -> Kernel {
         let segments = [Segment { physical: 0, length: bytes.len() as u64, offset: 0 }];
-        let info = Vmcoreinfo::parse(b"OSRELEASE=made\nSYMBOL(x)=0\n", 0).unwrap();
+        let info = Vmcoreinfo::parse(b"OSRELEASE=made\nSYMBOL(x)=0\n", None).unwrap();
         let mut symbols = Symbols::default();
         for (name, address) in &self.maker.symbols {
             symbols.insert(name, *address);

@@ -15,17 +15,19 @@ const FIRST_LINE: &[u8] = b"OSRELEASE=";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vmcoreinfo {
     text: String,
-    /// The physical address of the page.
-    pub physical: u64,
+    /// The physical address of the page; nothing where it was a note of the file that holds the memory.
+    pub physical: Option<u64>,
 }
 
 impl Vmcoreinfo {
-    /// All pages of `memory` that look like it, by ascending address; usually exactly one.
+    /// The note that was dumped beside `memory`, and all pages of `memory` that look like one, by ascending address; usually
+    /// there is exactly one.
     ///
     /// Anyone in the guest can write such a page. Which one is the kernel's own, only the kernel's data can tell: see
     /// [`Kernel::open`](crate::Kernel::open).
     pub fn scan(memory: &dyn PhysicalMemory) -> Vec<Self> {
-        let mut found = Vec::new();
+        let mut found: Vec<Self> =
+            memory.vmcoreinfo().and_then(|note| Self::parse(note, None)).into_iter().collect();
         for segment in memory.segments() {
             let mut physical = segment.physical.next_multiple_of(PAGE as u64);
             let end = segment.physical + segment.length;
@@ -34,7 +36,7 @@ impl Vmcoreinfo {
                 if memory.read(physical, &mut start).is_ok() && start == *FIRST_LINE {
                     let mut page = vec![0; PAGE];
                     if memory.read(physical, &mut page).is_ok() {
-                        found.extend(Self::parse(&page, physical));
+                        found.extend(Self::parse(&page, Some(physical)));
                     }
                 }
                 physical += PAGE as u64;
@@ -44,7 +46,7 @@ impl Vmcoreinfo {
     }
 
     /// A page's text, if it is one: printable lines up to the first zero byte.
-    pub(crate) fn parse(page: &[u8], physical: u64) -> Option<Self> {
+    pub(crate) fn parse(page: &[u8], physical: Option<u64>) -> Option<Self> {
         let length = page.iter().position(|&byte| byte == 0).unwrap_or(page.len());
         let text = std::str::from_utf8(&page[..length]).ok()?;
         let plain = |c: char| c == '\n' || (!c.is_control() && c.is_ascii());
@@ -91,7 +93,7 @@ mod tests {
     fn values_are_found_by_their_whole_key() {
         let page =
             b"OSRELEASE=6.1\nSYMBOL(_stext)=ffffffff81000000\nNUMBER(phys_base)=-16777216\nCRASHTIME=17\n\0x";
-        let info = Vmcoreinfo::parse(page, 0x1000).unwrap();
+        let info = Vmcoreinfo::parse(page, Some(0x1000)).unwrap();
         assert_eq!(info.release(), "6.1");
         assert_eq!(info.symbol("SYMBOL(_stext)").unwrap(), 0xffff_ffff_8100_0000);
         assert_eq!(info.number("NUMBER(phys_base)").unwrap().cast_signed(), -16_777_216);
@@ -101,8 +103,8 @@ mod tests {
 
     #[test]
     fn pages_of_something_else_are_passed_over() {
-        assert_eq!(Vmcoreinfo::parse(b"OSRELEASE=6.1\nSYMBOL(\xff)\n\0", 0), None);
-        assert_eq!(Vmcoreinfo::parse(b"OSRELEASE=6.1\n\0", 0), None);
-        assert_eq!(Vmcoreinfo::parse(b"OSRELEASE=6.1\nSYMBOL(\x07)\n\0", 0), None);
+        assert_eq!(Vmcoreinfo::parse(b"OSRELEASE=6.1\nSYMBOL(\xff)\n\0", None), None);
+        assert_eq!(Vmcoreinfo::parse(b"OSRELEASE=6.1\n\0", None), None);
+        assert_eq!(Vmcoreinfo::parse(b"OSRELEASE=6.1\nSYMBOL(\x07)\n\0", None), None);
     }
 }
