@@ -6,9 +6,10 @@ use syscalls::Sysno;
 use crate::perform::network::ROUTES;
 use crate::perform::processes::{F_SETOWN_EX, FIOSETOWN, SIOCSPGRP};
 use crate::perform::{About, HANDLERS};
+use crate::policy::Policy;
 use crate::policy::rules::{self as given_rules, Verdict};
 use crate::policy::syscalls::{REFUSED, Word};
-use crate::policy::{Capabilities, Policy};
+use orrery_sys::capability::CapabilitySet;
 use orrery_sys::seccomp::{Action, Condition, Filter};
 
 /// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
@@ -52,7 +53,7 @@ pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter
             routes(&mut rules);
         }
     }
-    let sets_clock = policy.capabilities.contains(Capabilities::SYS_TIME) && policy.rules.is_none();
+    let sets_clock = policy.capabilities.contains(CapabilitySet::SYS_TIME) && policy.rules.is_none();
     for (name, _) in REFUSED {
         let granted = sets_clock && matches!(*name, "clock_settime" | "settimeofday");
         if let (Ok(call), false) = (name.parse::<Sysno>(), granted) {

@@ -1,6 +1,6 @@
 //! What a program may do: the policy, as the monitor asks it.
 
-mod capabilities;
+pub(crate) mod capabilities;
 pub(crate) mod network;
 pub(crate) mod rules;
 pub(crate) mod syscalls;
@@ -10,10 +10,10 @@ pub(crate) mod trees;
 use std::path::Path;
 use std::sync::Arc;
 
+use orrery_sys::capability::CapabilitySet;
 use rustix::io::Errno;
 
 use self::syscalls::Calls;
-pub(crate) use capabilities::{Capabilities, numbers};
 use network::Network;
 use rules::{Given, Rules};
 pub use trees::Rights;
@@ -44,9 +44,9 @@ pub struct Policy {
     pub(crate) calls: Calls,
     pub(crate) limits: Limits,
     /// What of the superuser's power the program keeps.
-    pub(crate) capabilities: Capabilities,
+    pub(crate) capabilities: CapabilitySet,
     pub(crate) refusal: Refusal,
-    /// Nothing is refused: what the program does is to be recorder.
+    /// Nothing is refused: what the program does is to be recorded.
     pub(crate) learning: bool,
     /// Who decides about files that are opened.
     pub(crate) opens: Opens,
@@ -127,7 +127,7 @@ impl Policy {
             network: Network::everything(),
             calls: Calls::default(),
             limits: Limits::default(),
-            capabilities: Capabilities::ORDINARY,
+            capabilities: capabilities::ORDINARY,
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
             opens: Opens::Monitor,
@@ -142,7 +142,7 @@ impl Policy {
         Self {
             learning: false,
             rules: Some(Given(Arc::new(rules))),
-            capabilities: Capabilities::UNDER_RULES,
+            capabilities: capabilities::UNDER_RULES,
             ..Self::learning()
         }
     }

@@ -12,9 +12,10 @@ use crate::guard::Guard;
 use crate::landlock::LandlockDomain;
 use crate::log::Writer;
 use crate::monitor::Monitor;
-use crate::policy::{Capabilities, numbers};
+use crate::policy::capabilities::numbers;
 use crate::state::State;
 use crate::{Error, blocking};
+use orrery_sys::capability::CapabilitySet;
 use orrery_sys::errno;
 use orrery_sys::notify::Listener;
 use orrery_sys::seccomp::{self, Scope};
@@ -146,7 +147,7 @@ fn more_descriptors() {
 /// Between fork and exec: system calls only.
 fn confine_child(
     limits: &crate::policy::Limits,
-    capabilities: Capabilities,
+    capabilities: CapabilitySet,
     rules: Option<&OwnedFd>,
     parent: rustix::process::Pid,
 ) -> Result<(), Errno> {
@@ -190,12 +191,9 @@ fn confine_child(
 }
 
 /// Gives up all capabilities but these, for this process and whatever it executes.
-fn keep(capabilities: Capabilities) -> Result<(), Errno> {
-    use rustix::thread::{
-        CapabilitySet, capabilities as sets_of, clear_ambient_capability_set, set_capabilities,
-    };
+fn keep(capabilities: CapabilitySet) -> Result<(), Errno> {
+    use rustix::thread::{capabilities as sets_of, clear_ambient_capability_set, set_capabilities};
     let mut sets = sets_of(None)?;
-    let kept = CapabilitySet::from_bits_retain(capabilities.bits());
     // Without CAP_SETPCAP the bounding set stays. The filter comes with no_new_privs, under which nobody gains what is not
     // permitted (capabilities(7)).
     if sets.effective.contains(CapabilitySet::SETPCAP) {
@@ -209,9 +207,9 @@ fn keep(capabilities: Capabilities) -> Result<(), Errno> {
         Ok(()) | Err(Errno::INVAL) => (),
         Err(errno) => return Err(errno),
     }
-    sets.effective &= kept;
-    sets.permitted &= kept;
-    sets.inheritable &= kept;
+    sets.effective &= capabilities;
+    sets.permitted &= capabilities;
+    sets.inheritable &= capabilities;
     set_capabilities(None, sets)
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
 //! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
-//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with three
-//! exceptions: [`cgroups`], which reads tables, [`scm::receive`], if descriptors arrive, and the building of filters in
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with four
+//! exceptions: [`capability`], [`cgroups`], which reads tables, [`scm::receive`], if descriptors arrive, and the building of filters in
 //! [`seccomp`].
 //!
 //! | what | where |
@@ -17,6 +17,7 @@
 //! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
 //! | the calling thread | [`thread`], [`rseq`] |
+//! | capabilities by name | [`capability`] |
 //! | the control group of this process | [`cgroups`] |
 
 mod error;
@@ -25,6 +26,7 @@ mod paused_child;
 mod proc_self;
 mod range;
 
+pub mod capability;
 pub mod cgroups;
 pub mod descriptors;
 pub mod fd_table_copy;

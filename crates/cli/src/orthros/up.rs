@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use orrery_orthros_host::{
     BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, ServiceExit,
@@ -48,8 +48,9 @@ pub(crate) struct Arguments {
     /// Another program of this host that the service runs, with its libraries; may be given several times
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
-    /// A file that the service needs, and where it expects it; may be given several times
-    #[arg(long = "file", value_name = "HERE:THERE")]
+    /// A file or directory that the service needs, and where it expects it (where it is here, if :THERE is left out); may be
+    /// given several times
+    #[arg(long = "file", value_name = "HERE[:THERE]")]
     files: Vec<String>,
     /// A disk for the service, which survives with what was not written to it yet: the size of a new one (64M, 2G),
     /// or an image with an ext4 on it, which is changed
@@ -80,8 +81,8 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
     }
     let mut files = Vec::new();
     for file in &arguments.files {
-        let (here, there) =
-            file.split_once(':').with_context(|| format!("--file {file}: write HERE:THERE"))?;
+        let (here, there) = file.split_once(':').unwrap_or((file, file));
+        ensure!(there.starts_with('/'), "--file {file}: write HERE:THERE, where THERE is an absolute path");
         files.push((PathBuf::from(here), there.to_owned()));
     }
     let disk = match one(DISKS, arguments.disk.clone())? {

@@ -5,12 +5,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use orrery_policy::{Document, Entries, Fault, Files, Section, SystemCalls, values};
+use orrery_sys::capability::CapabilitySet;
 use rustix::io::Errno;
 use toml::Spanned;
 
 use super::network::Allowed;
 use super::syscalls::{ESSENTIAL, Word, error_named, named};
-use super::{Calls, Capabilities, Limits, Network, Opens, Policy, Refusal, Rights, Trees, network};
+use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, capabilities, network};
 use crate::Error;
 
 /// Reads `text`, which errors call `name`.
@@ -50,7 +51,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
             file_size: size(limits.file_size.as_ref())?,
             cpu_seconds: limits.cpu_seconds,
         },
-        capabilities: capabilities(document.capabilities())?,
+        capabilities: kept(document.capabilities())?,
         refusal,
         learning: false,
         opens,
@@ -234,9 +235,9 @@ fn calls(names: &SystemCalls) -> Result<Calls, Fault> {
     Ok(calls)
 }
 
-fn capabilities(names: Option<&Entries>) -> Result<Capabilities, Fault> {
-    let Some(names) = names else { return Ok(Capabilities::ORDINARY) };
-    names.iter().try_fold(Capabilities::empty(), |all, name| Ok(all | of(name, Capabilities::named)?))
+fn kept(names: Option<&Entries>) -> Result<CapabilitySet, Fault> {
+    let Some(names) = names else { return Ok(capabilities::ORDINARY) };
+    names.iter().try_fold(CapabilitySet::empty(), |all, name| Ok(all | of(name, capabilities::named)?))
 }
 
 fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {

@@ -11,6 +11,7 @@ mod boot;
 mod command;
 mod control;
 mod crash;
+mod daemon;
 mod disk;
 mod heartbeat;
 mod kernel_parameters;

@@ -4,25 +4,29 @@
 //! helpers (criu) get PIDs from 30,000 on, out of the way.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{self, Read as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use orrery_orthros_wire::{Report, ServiceExit};
+use orrery_orthros_images::ExitedLeaders;
+use orrery_orthros_wire::{MainProcess, Report, ServiceExit};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::command::run_to_exit;
 use crate::control::Control;
+use crate::daemon;
 use crate::service::Service;
 
-const FIRST_HELPER_PID: &str = "30000";
+const FIRST_HELPER_PID: u32 = 30_000;
 
 /// What is run in a new PID namespace.
 pub(crate) enum Job<'j> {
-    /// A helper, which must exit with success.
-    Helper(&'j [String]),
+    /// criu, which must exit with success, in the session and process group of these.
+    Restore(&'j [String], ExitedLeaders),
     /// The service, which is only started.
     Service(&'j Service),
 }
@@ -80,13 +84,18 @@ fn run_init(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
     mount("proc", "/proc", "proc", MountFlags::empty(), None)
         .context("cannot mount /proc of the PID namespace")?;
     match job {
-        Job::Helper(argv) => run_helper(argv)?,
+        Job::Restore(argv, leaders) => run_criu(argv, *leaders)?,
         Job::Service(service) => {
             service.run_pre_commands()?;
             kill_all();
+            service.run_start_commands()?;
             let mut command = service.command()?;
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            command.spawn().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+            let program = command.get_program().display().to_string();
+            let child = command.spawn().with_context(|| format!("cannot run {program}"))?;
+            if let MainProcess::Left { pid_file } = service.main_process() {
+                daemon::wait(child, &program, pid_file.as_deref().map(Path::new))?;
+            }
         }
     }
     // The caller of `start` waits until all copies of the pipe are closed.
@@ -135,14 +144,68 @@ fn kill_all() {
     while unsafe { libc::waitpid(-1, &raw mut status, 0) } >= 0 {}
 }
 
-/// Runs a helper, which must exit with success.
-fn run_helper(argv: &[String]) -> Result<()> {
-    fs::write("/proc/sys/kernel/ns_last_pid", FIRST_HELPER_PID).context("cannot set the next PID")?;
+/// Runs criu, which must exit with success. The service's own process is restored into the session and process group that criu is in.
+fn run_criu(argv: &[String], leaders: ExitedLeaders) -> Result<()> {
     let (program, arguments) = argv.split_first().context("nothing to run")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let first = leaders.session.or(leaders.group).unwrap_or(FIRST_HELPER_PID);
+    set_next_pid(first).context("cannot set the next PID")?;
+    // SAFETY: the closure only makes system calls, and allocates nothing: it is async-signal-safe.
+    unsafe { command.pre_exec(move || lead(leaders)) };
     // If criu is killed, it leaves behind what it had half made.
-    let (status, output) = run_to_exit(Command::new(program).args(arguments))?;
+    let (status, output) = run_to_exit(&mut command)?;
     ensure!(status.success(), "{program}: {status}: {output}");
     Ok(())
+}
+
+/// Sets the PID that the next process of this namespace gets (proc_sys_kernel(5), ns_last_pid). Async-signal-safe.
+fn set_next_pid(pid: u32) -> rustix::io::Result<()> {
+    let file =
+        rustix::fs::open(c"/proc/sys/kernel/ns_last_pid", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let (mut digits, mut rest, mut start) = ([0; 10], pid.saturating_sub(1), 10);
+    while rest > 0 || start == 10 {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    rustix::io::write(&file, &digits[start..]).map(drop)
+}
+
+/// Makes the calling process the leader of the session, and itself or a child, in which this returns, that of the process group. Whatever
+/// is started next gets a PID that is no service's. Async-signal-safe.
+fn lead(leaders: ExitedLeaders) -> io::Result<()> {
+    let is = |leader: u32| rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() == leader;
+    let taken = || io::Error::from(rustix::io::Errno::EXIST);
+    if let Some(session) = leaders.session {
+        if !is(session) {
+            return Err(taken());
+        }
+        rustix::process::setsid()?;
+    }
+    // The leader of a session leads a group of the same number.
+    if let Some(group) = leaders.group.filter(|_| leaders.group != leaders.session) {
+        if !is(group) {
+            set_next_pid(group)?;
+            // SAFETY: this process has one thread; the child makes system calls only, until it executes criu.
+            let child = unsafe { libc::fork() };
+            if child < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            if child > 0 {
+                let mut status = 0;
+                // SAFETY: `status` is a live integer, which the call writes.
+                unsafe { libc::waitpid(child, &raw mut status, 0) };
+                // SAFETY: ends the process, whose memory is nobody's but its own.
+                unsafe { libc::_exit(if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 1 }) };
+            }
+            if !is(group) {
+                return Err(taken());
+            }
+        }
+        rustix::process::setpgid(None, None)?;
+    }
+    Ok(set_next_pid(FIRST_HELPER_PID)?)
 }
 
 /// Kills the init process of a PID namespace, and with it all its processes.

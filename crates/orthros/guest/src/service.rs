@@ -8,7 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use orrery_orthros_wire::{Directory, ExecConfig, SERVICE_DESCRIPTION, ServiceDescription};
+use orrery_orthros_wire::{
+    Directory, ExecCommand, ExecConfig, MainProcess, SERVICE_DESCRIPTION, ServiceDescription,
+};
+
+use orrery_sys::capability::CapabilitySet;
 
 use crate::command::run_to_exit;
 
@@ -32,14 +36,28 @@ impl Service {
 
     /// Runs the commands that come before the service, each to its exit.
     pub(crate) fn run_pre_commands(&self) -> Result<()> {
-        for step in &self.0.exec.pre_commands {
+        self.run_commands(&self.0.exec.pre_commands, "before the service")
+    }
+
+    /// Runs the commands that start the service before its last one does, each to its exit.
+    pub(crate) fn run_start_commands(&self) -> Result<()> {
+        self.run_commands(&self.0.exec.start_commands, "to start the service")
+    }
+
+    /// Returns which process is the service's main one.
+    pub(crate) fn main_process(&self) -> &MainProcess {
+        &self.0.exec.main_process
+    }
+
+    fn run_commands(&self, commands: &[ExecCommand], when: &str) -> Result<()> {
+        for step in commands {
             let mut command = Command::new(&step.program);
             command.args(&step.arguments);
             prepare(&self.0.exec, &mut command, step.arg0.as_deref(), step.as_root);
             let (status, output) = run_to_exit(&mut command)?;
             ensure!(
                 status.success() || step.ignore_failure,
-                "{}, which runs before the service: {status}: {output}",
+                "{}, which runs {when}: {status}: {output}",
                 step.program
             );
         }
@@ -96,13 +114,33 @@ fn apply(exec: &ExecConfig, as_root: bool) -> io::Result<()> {
         let (groups, gid, uid) = (&credentials.groups, credentials.gid, credentials.uid);
         // SAFETY: `groups` points to as many group IDs as its length says.
         check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) }.into())?;
+        // What the ambient set is to have must stay permitted when the user changes.
+        rustix::thread::set_keep_capabilities(exec.ambient_capabilities != 0)?;
         // SAFETY: takes no pointers; the process has one thread after the fork, so glibc synchronizes with no other.
         check(unsafe { libc::setresgid(gid, gid, gid) }.into())?;
         // SAFETY: the same holds as for setresgid.
         check(unsafe { libc::setresuid(uid, uid, uid) }.into())?;
     }
+    if !as_root {
+        set_ambient(CapabilitySet::from_bits_retain(exec.ambient_capabilities))?;
+    }
     if exec.no_new_privileges {
         rustix::thread::set_no_new_privs(true)?;
+    }
+    Ok(())
+}
+
+/// Gives the calling process these capabilities, which it keeps when it executes a program (capabilities(7)).
+fn set_ambient(ambient: CapabilitySet) -> io::Result<()> {
+    if ambient.is_empty() {
+        return Ok(());
+    }
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.inheritable |= ambient;
+    sets.effective |= ambient & sets.permitted;
+    rustix::thread::set_capabilities(None, sets)?;
+    for one in ambient.iter() {
+        rustix::thread::configure_capability_in_ambient_set(one, true)?;
     }
     Ok(())
 }
@@ -200,6 +238,27 @@ mod tests {
         let script = ["/bin/sh", "-c", "id -u; id -g; id -G"];
         assert_eq!(ids(&service(exec(false), &script)), ["65534", "12345", "12345", "4711"]);
         assert_eq!(ids(&service(exec(true), &script))[..2], ["0", "0"]);
+    }
+
+    #[test]
+    fn another_user_keeps_the_ambient_capabilities_alone() {
+        if !rustix::process::geteuid().is_root() {
+            orrery_testing::skipped!("capabilities: requires root");
+            return;
+        }
+        let mask = (CapabilitySet::NET_BIND_SERVICE | CapabilitySet::KILL).bits();
+        let credentials = Credentials { uid: 65534, gid: 65534, groups: vec![] };
+        let exec = ExecConfig {
+            credentials: Some(credentials),
+            ambient_capabilities: mask,
+            no_new_privileges: true,
+            ..ExecConfig::default()
+        };
+        let status = output(&service(exec, &["/bin/sh", "-c", "cat /proc/self/status"]));
+        for name in ["CapAmb", "CapInh", "CapPrm", "CapEff"] {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            assert_eq!(line, format!(":\t{mask:016x}"), "{name}");
+        }
     }
 
     #[test]

@@ -19,7 +19,8 @@ mod words;
 use std::fs;
 use std::path::Path;
 
-use orrery_orthros_wire::{Directory, ExecCommand, ExecConfig, WorkingDirectory};
+use orrery_orthros_wire::{Directory, ExecCommand, ExecConfig, MainProcess, WorkingDirectory};
+use orrery_sys::capability::CapabilitySet;
 
 use crate::error::{Error, Result, file};
 use crate::image::Service;
@@ -40,9 +41,9 @@ const DIRECTORIES: [(&str, &str, &str, &str); 4] = [
 ];
 const CONFIGURATION: (&str, &str, &str, &str) =
     ("ConfigurationDirectory", "ConfigurationDirectoryMode", "/etc", "CONFIGURATION_DIRECTORY");
-const FORKING: &str = "a program that goes into the background leaves nobody that could be carried over with all that it started; \
-                       write Type=exec, and in ExecStart= what keeps it in the foreground, into a drop-in or into a file of your own \
-                       that --unit names by its absolute path";
+
+/// All capabilities that have names, as a mask.
+const ALL_CAPABILITIES: u64 = (CapabilitySet::CHECKPOINT_RESTORE.bits() << 1) - 1;
 
 /// A service as a unit describes it.
 #[derive(Clone, Debug)]
@@ -79,9 +80,9 @@ struct Reading<'u> {
 impl Reading<'_> {
     fn service(&self, disk: Option<&Path>) -> Result<UnitService> {
         let left_out = self.settings.left_out()?;
-        let remark = self.check_type()?;
-        let mut needs = Needs::beside(disk);
         let mut exec = ExecConfig::default();
+        let remark = self.check_type(&mut exec)?;
+        let mut needs = Needs::beside(disk);
         let user = self.who(&mut exec)?;
         let (uid, gid) =
             exec.credentials.as_ref().map_or((0, 0), |credentials| (credentials.uid, credentials.gid));
@@ -113,7 +114,7 @@ impl Reading<'_> {
             }
         }
         let start = self.commands(&environment, searched, &mut exec)?;
-        for command in exec.pre_commands.iter().chain([&start]) {
+        for command in exec.pre_commands.iter().chain(&exec.start_commands).chain([&start]) {
             for path in command.arguments.iter().filter_map(|word| needs::named(word)) {
                 needs.add(path)?;
             }
@@ -125,7 +126,8 @@ impl Reading<'_> {
         exec.environment = Some(environment.0);
         (exec.arg0, exec.as_root) = (start.arg0.clone(), start.as_root);
         let told = self.tell(&start, user.as_ref(), &needs, &exec, remark, &left_out);
-        let programs = exec.pre_commands.iter().map(|command| command.program.clone());
+        let programs = exec.pre_commands.iter().chain(&exec.start_commands);
+        let programs = programs.map(|command| command.program.clone());
         let programs = programs.chain(std::mem::take(&mut needs.programs)).collect();
         let argv = std::iter::once(start.program).chain(start.arguments).collect();
         let service =
@@ -155,7 +157,7 @@ impl Reading<'_> {
     }
 
     /// Makes sure that the service is of a kind that a guest can have; gives what is worth knowing of it.
-    fn check_type(&self) -> Result<Option<String>> {
+    fn check_type(&self, exec: &mut ExecConfig) -> Result<Option<String>> {
         let bus = "the guests have no message bus; have the program do without it, and write Type=exec into a drop-in";
         match (self.settings.last("Type"), self.settings.last("BusName")) {
             (None, Some(setting)) => Err(setting.refuse(format!("that makes it Type=dbus, and {bus}"))),
@@ -165,12 +167,26 @@ impl Reading<'_> {
                 kind @ ("notify" | "notify-reload") => {
                     Ok(Some(format!("Type={kind}: nobody waits for the program's word that it is ready")))
                 }
-                "forking" => Err(setting.refuse(FORKING)),
-                "oneshot" => Err(setting.refuse(
-                    "there is nothing to carry over of what runs to its end; name a service that stays",
-                )),
+                "forking" => {
+                    let pid_file =
+                        self.settings.last("PIDFile").map(|setting| self.text(setting)).transpose()?;
+                    // A path that is not absolute begins in /run (systemd.service(5)).
+                    let pid_file =
+                        pid_file.map(|path| Path::new("/run").join(path).to_string_lossy().into_owned());
+                    exec.main_process = MainProcess::Left { pid_file };
+                    Ok(None)
+                }
+                "oneshot" => {
+                    exec.main_process = MainProcess::Left { pid_file: None };
+                    Ok(Some(
+                        "Type=oneshot: the service is the process that its commands leave running".to_owned(),
+                    ))
+                }
                 "dbus" => Err(setting.refuse(bus)),
-                _ => Err(setting.refuse("there is no such type; write simple, exec or notify")),
+                _ => {
+                    Err(setting
+                        .refuse("there is no such type; write simple, exec, notify, forking or oneshot"))
+                }
             },
         }
     }
@@ -206,6 +222,24 @@ impl Reading<'_> {
         let nice = |setting: &Setting| values::nice(&setting.value).map_err(|why| setting.refuse(why));
         exec.nice = settings.last("Nice").map(nice).transpose()?;
         exec.no_new_privileges = settings.is_set("NoNewPrivileges")?.unwrap_or(false);
+        for setting in settings.list("AmbientCapabilities") {
+            let (names, inverted) = setting
+                .value
+                .strip_prefix('~')
+                .map_or((setting.value.as_str(), false), |names| (names, true));
+            let mut set = CapabilitySet::empty();
+            for name in names.split_whitespace() {
+                set |= orrery_sys::capability::named(name).ok_or_else(|| {
+                    setting.refuse(format!("no capability is called {name}; capabilities(7) lists them"))
+                })?;
+            }
+            // An inverted list takes away; what it is taken from is all, where it comes first.
+            let before = match exec.ambient_capabilities {
+                0 if inverted => ALL_CAPABILITIES,
+                before => before,
+            };
+            exec.ambient_capabilities = if inverted { before & !set.bits() } else { before | set.bits() };
+        }
         exec.ignore_sigpipe = settings.is_set("IgnoreSIGPIPE")?.unwrap_or(true);
         exec.rlimits = vec![values::FILES];
         for setting in
@@ -341,6 +375,11 @@ impl Reading<'_> {
         let mut commands = Vec::new();
         for setting in self.settings.list("ExecStart") {
             commands.extend(read(setting)?.into_iter().map(|command| (setting, command)));
+        }
+        // Of several commands (Type=oneshot) the last one is waited for like a program that goes into the background.
+        if matches!(self.settings.last("Type"), Some(kind) if kind.value == "oneshot") {
+            let last = commands.len().saturating_sub(1);
+            exec.start_commands.extend(commands.drain(..last).map(|(_, command)| command));
         }
         match (commands.pop(), commands.is_empty()) {
             (Some((_, command)), true) => Ok(command),

@@ -21,7 +21,8 @@ pub(crate) use process::{
     SignalAction, Thread, TimerLeft, Timers,
 };
 pub use restore_state::{
-    Connection, Datagram, IpcObject, MessageQueue, PendingConnection, RestoreState, SemaphoreSet, UnnamedFile,
+    Connection, Datagram, ExitedLeaders, IpcObject, MessageQueue, PendingConnection, RestoreState,
+    SemaphoreSet, UnnamedFile,
 };
 pub use settings::{
     Epoll, EpollEntry, FileOwner, Holder, PacketPipe, SocketOption, SocketRestrictions, SocketSettings,

@@ -8,6 +8,6 @@ mod service;
 
 pub use message::{Report, Request, ServiceExit, Step, Summary, TmpfsFiles, WrittenBack, decode, encode};
 pub use service::{
-    Credentials, Directory, ExecCommand, ExecConfig, SERVICE_DESCRIPTION, ServiceDescription,
+    Credentials, Directory, ExecCommand, ExecConfig, MainProcess, SERVICE_DESCRIPTION, ServiceDescription,
     WorkingDirectory,
 };

@@ -21,8 +21,12 @@ pub struct ServiceDescription {
 pub struct ExecConfig {
     /// The program's `argv[0]`, if that is not its path.
     pub arg0: Option<String>,
-    /// Commands that run before the service, in order, each to its exit.
+    /// Commands that run before the service, in order, each to its exit. What they leave running is killed.
     pub pre_commands: Vec<ExecCommand>,
+    /// Commands that run after those, in order, each to its exit. What they leave running is part of the service.
+    pub start_commands: Vec<ExecCommand>,
+    /// Which process becomes the service's main one.
+    pub main_process: MainProcess,
     /// The whole environment, if it is not that of init.
     pub environment: Option<Vec<(String, String)>>,
     /// The working directory, if it is not `/`.
@@ -37,12 +41,28 @@ pub struct ExecConfig {
     pub rlimits: Vec<(u32, u64, u64)>,
     /// The nice value.
     pub nice: Option<i32>,
+    /// The capabilities of the ambient set, as a mask (capabilities(7)).
+    pub ambient_capabilities: u64,
     /// Whether `no_new_privs` is set.
     pub no_new_privileges: bool,
     /// Whether `SIGPIPE` is ignored.
     pub ignore_sigpipe: bool,
     /// Directories that are created before the service starts.
     pub directories: Vec<Directory>,
+}
+
+/// Which process is the service's main one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub enum MainProcess {
+    /// The one that is executed.
+    #[default]
+    Executed,
+    /// The one that is left when the one that is executed has exited with success, as daemons do.
+    Left {
+        /// The file in which it writes its PID, and which is waited for.
+        pid_file: Option<String>,
+    },
 }
 
 /// A working directory.

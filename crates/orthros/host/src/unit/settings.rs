@@ -33,8 +33,10 @@ const SPACE: &str = "a guest has one network and one of everything; leave this o
 const COMMANDS: &str = "beside the service nothing is run in the guests; do it in ExecStartPre=, or in the program, and leave this \
                         out in a drop-in";
 
-const HONOURED: [&str; 29] = [
+const HONOURED: [&str; 31] = [
     "Type",
+    "PIDFile",
+    "AmbientCapabilities",
     "ExecStart",
     "ExecStartPre",
     "PermissionsStartOnly",
@@ -64,7 +66,7 @@ const HONOURED: [&str; 29] = [
     "ReadWriteDirectories",
     "BusName",
 ];
-const REFUSED: [(&str, &str); 30] = [
+const REFUSED: [(&str, &str); 29] = [
     ("RootDirectory", FILES),
     ("RootImage", FILES),
     ("MountImages", FILES),
@@ -86,7 +88,6 @@ const REFUSED: [(&str, &str); 30] = [
     ("ImportCredential", GIVEN),
     ("DynamicUser", RIGHTS),
     ("PAMName", RIGHTS),
-    ("AmbientCapabilities", RIGHTS),
     ("SecureBits", RIGHTS),
     ("Delegate", SPACE),
     ("NetworkNamespacePath", SPACE),
@@ -97,7 +98,7 @@ const REFUSED: [(&str, &str); 30] = [
     ("ExecCondition", COMMANDS),
 ];
 /// Families that keep the service from something, share resources out between services, or say what is done about it.
-const TOLD: [&str; 64] = [
+const TOLD: [&str; 63] = [
     "AllowedCPUs",
     "AllowedMemoryNodes",
     "AppArmorProfile",
@@ -141,7 +142,6 @@ const TOLD: [&str; 64] = [
     "NonBlocking",
     "NotifyAccess",
     "OOM",
-    "PIDFile",
     "PassEnvironment",
     "Private",
     "ProcSubset",
@@ -210,6 +210,14 @@ fn known(section: &str, key: &str) -> Option<Treatment> {
     }
 }
 
+/// Whether the paths that are bound are only sockets of this host's log, which the guests lack: a program that finds none goes on.
+fn binds_logs(value: &str) -> bool {
+    value.split_whitespace().all(|word| {
+        let source = word.trim_start_matches('-').split(':').next().unwrap_or_default();
+        source == "/dev/log" || source.starts_with("/run/systemd/journal/")
+    })
+}
+
 /// All settings of a unit, in the order in which they count.
 pub(super) struct Settings(pub(super) Vec<Setting>);
 
@@ -261,6 +269,12 @@ impl Settings {
                 (_, Some(last)) => last.value != "0" && boolean(&last.value) == Ok(false),
                 (_, None) => true,
             };
+            let logs = key == "BindPaths" || key == "BindReadOnlyPaths";
+            let treatment = if logs && values.iter().all(|setting| binds_logs(&setting.value)) {
+                Told
+            } else {
+                treatment
+            };
             match treatment {
                 Refused(why) if !nothing => {
                     let at = values.last().copied().unwrap_or(setting);
@@ -307,11 +321,19 @@ mod tests {
         let settings = settings(
             "[Unit]\nDescription=d\nAfter=a\nAfter=b\n[Service]\nPrivateTmp=yes\nPrivateDevices=no\nCapabilityBoundingSet=\n\
              ProtectSystem=strict\nProtectHome=yes\nProtectHome=\nTimeoutStopSec=0\nStandardInput=null\nDynamicUser=no\nSockets=x\nSockets=\n\
+             BindReadOnlyPaths=/dev/log:/var/lib/x/dev/log -/run/systemd/journal/socket\n\
              X-Mine=1\n[X-Other]\nA=b\n[Install]\nWantedBy=w\n",
         );
         assert_eq!(
             settings.left_out().unwrap(),
-            ["After", "PrivateTmp", "CapabilityBoundingSet", "ProtectSystem", "TimeoutStopSec"]
+            [
+                "After",
+                "PrivateTmp",
+                "CapabilityBoundingSet",
+                "ProtectSystem",
+                "TimeoutStopSec",
+                "BindReadOnlyPaths"
+            ]
         );
     }
 
@@ -319,6 +341,7 @@ mod tests {
     fn what_would_be_missed_is_refused_with_its_place_and_a_way_out() {
         for (text, way) in [
             ("BindPaths=/a", "--file"),
+            ("BindPaths=/dev/log /a", "--file"),
             ("StandardInput=tty", "open what it needs itself"),
             ("DynamicUser=yes", "User="),
             ("Delegate=cpu", "drop-in"),

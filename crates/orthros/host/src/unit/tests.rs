@@ -131,10 +131,9 @@ fn a_drop_in_takes_back_and_adds() {
 #[test]
 fn what_cannot_be_is_told_with_its_file_and_line_and_a_way_out() {
     for (line, way) in [
-        ("Type=forking", "foreground"),
-        ("Type=oneshot", "a service that stays"),
         ("Type=dbus", "message bus"),
-        ("Type=odd", "simple, exec or notify"),
+        ("Type=odd", "simple, exec, notify, forking or oneshot"),
+        ("AmbientCapabilities=CAP_KILL CAP_ODD", "capabilities(7)"),
         ("BusName=org.x", "message bus"),
         ("ExecStart=/bin/sh", "an empty ExecStart="),
         ("ExecStartPre=/no/such", "install"),
@@ -173,6 +172,39 @@ fn what_cannot_be_is_told_with_its_file_and_line_and_a_way_out() {
     }
     let told = Written::new("[Service]\nUser=root\n").read().unwrap_err().to_string();
     assert!(told.contains("a@b.service: it has no ExecStart="), "{told}");
+}
+
+#[test]
+fn a_service_that_goes_into_the_background_is_what_is_left() {
+    let left = |unit: &UnitService| unit.service.exec.main_process.clone();
+    assert_eq!(left(&read("PIDFile=/run/x.pid")), MainProcess::Executed);
+    let forking = |pid_file: Option<&str>| MainProcess::Left { pid_file: pid_file.map(str::to_owned) };
+    assert_eq!(left(&read("Type=forking")), forking(None));
+    assert_eq!(left(&read("Type=forking\nPIDFile=/run/x/%p.pid")), forking(Some("/run/x/a.pid")));
+    assert_eq!(left(&read("Type=forking\nPIDFile=x.pid")), forking(Some("/run/x.pid")));
+
+    // What stands before the last command is run to its end, and what it starts stays.
+    let unit = read("ExecStart=-/bin/sleep 1\nExecStart=/bin/true a\nType=oneshot\nRemainAfterExit=yes");
+    let commands: Vec<_> =
+        unit.service.exec.start_commands.iter().map(|it| (it.program.as_str(), it.ignore_failure)).collect();
+    assert_eq!(commands, [("/bin/sh", false), ("/bin/sleep", true)]);
+    assert_eq!((left(&unit), unit.service.argv.join(" ")), (forking(None), "/bin/true a".to_owned()));
+    for program in ["/bin/sh", "/bin/sleep"] {
+        assert!(unit.service.programs.iter().any(|other| other == program), "{program}");
+    }
+}
+
+#[test]
+fn capabilities_are_added_and_taken_away() {
+    let ambient = |text: &str| read(text).service.exec.ambient_capabilities;
+    assert_eq!(ambient(""), 0);
+    assert_eq!(
+        ambient("AmbientCapabilities=CAP_CHOWN cap_kill\nAmbientCapabilities=CAP_BPF"),
+        1 | 1 << 5 | 1 << 39
+    );
+    assert_eq!(ambient("AmbientCapabilities=CAP_CHOWN CAP_KILL\nAmbientCapabilities=~CAP_KILL"), 1);
+    assert_eq!(ambient("AmbientCapabilities=~CAP_KILL"), (1 << 41) - 1 - (1 << 5));
+    assert_eq!(ambient("AmbientCapabilities=CAP_KILL\nAmbientCapabilities="), 0);
 }
 
 /// The distribution's own, where it is installed.

@@ -44,6 +44,19 @@ pub struct RestoreState {
     pub packet_pipes: Vec<PacketPipe>,
     /// The host and domain name.
     pub names: Option<(String, String)>,
+    /// The leaders of the session and process group of the service's own process, which have exited.
+    pub exited_leaders: ExitedLeaders,
+}
+
+/// The leaders of a process's session and process group, where these have exited and only their numbers are left.
+///
+/// criu leaves the service's own process in the session that it finds itself in, so it has to be started in that one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitedLeaders {
+    /// The session's.
+    pub session: Option<u32>,
+    /// The process group's.
+    pub group: Option<u32>,
 }
 
 /// The identity, owner and permissions of a System V object.

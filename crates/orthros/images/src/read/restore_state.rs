@@ -8,8 +8,9 @@ use orrery_kimage::{InetSocket, Task, TcpConnection};
 
 use super::file_table::TableContents;
 use crate::model::{
-    Connection, Datagram, Epoll, EpollEntry, EpollTarget, File, FileId, Holder, Inet, MessageQueue,
-    PacketPipe, PendingConnection, Process, ProcessState, RestoreState, SemaphoreSet, UnnamedFile,
+    Connection, Datagram, Epoll, EpollEntry, EpollTarget, ExitedLeaders, File, FileId, Holder, Inet,
+    MessageQueue, PacketPipe, PendingConnection, Process, ProcessState, RestoreState, SemaphoreSet,
+    UnnamedFile,
 };
 
 /// The System V objects of a namespace.
@@ -49,6 +50,7 @@ pub(super) fn collect(
     let mut state = RestoreState {
         bereaved_parents,
         names,
+        exited_leaders: exited_leaders(processes),
         semaphores: ipc.semaphores,
         message_queues: ipc.message_queues,
         ..RestoreState::default()
@@ -70,6 +72,15 @@ pub(super) fn collect(
     let unnamed = (1..).zip(&contents.ghosts).filter(|(_, ghost)| ghost.content.is_none());
     state.unnamed_files = unnamed.map(|(image, ghost)| UnnamedFile { image, inode: ghost.inode }).collect();
     state
+}
+
+/// Returns which leaders of the service's own process, which is the first, have exited.
+fn exited_leaders(processes: &[Process]) -> ExitedLeaders {
+    let Some(root) = processes.first() else { return ExitedLeaders::default() };
+    // 1 is the init process of the namespace, which is there anyway; 0 is outside of it.
+    let exited =
+        |leader: u32| (leader > 1 && processes.iter().all(|process| process.pid != leader)).then_some(leader);
+    ExitedLeaders { session: exited(root.sid), group: exited(root.pgid) }
 }
 
 /// Returns a process and a file descriptor of it for each file that some process has open.
