@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -35,6 +36,10 @@ pub(crate) fn prepare() -> Result<()> {
         mount(*source, *target, *kind, MountFlags::empty(), options)
             .with_context(|| format!("cannot mount {target}"))?;
     }
+    // All systems have it, for locks that anyone makes (hier(7)).
+    fs::DirBuilder::new().mode(0o1777).create("/run/lock").context("cannot create /run/lock")?;
+    fs::set_permissions("/run/lock", fs::Permissions::from_mode(0o1777))
+        .context("cannot open /run/lock to all")?;
     // SAFETY: no other thread runs yet that could read the environment.
     unsafe { std::env::set_var("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin") };
     let _ = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status();

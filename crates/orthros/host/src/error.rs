@@ -49,6 +49,19 @@ pub enum Error {
         /// The package that has it.
         package: &'static str,
     },
+    /// an image that the guests' memory is too small for
+    #[error(
+        "the image of {image_mib} MiB, with the service's files in it, takes guests of {needed_mib} MiB, and they have {memory_mib} \
+         MiB; give them more (--memory {needed_mib}), or the files on a disk (--disk, --mount, --content)"
+    )]
+    ImageTooLarge {
+        /// The size of the image.
+        image_mib: u64,
+        /// The memory of each guest.
+        memory_mib: u64,
+        /// The memory that would do.
+        needed_mib: u64,
+    },
     /// a path that the guest hides
     #[error(
         "{} would not be seen in the guest, which has a file system of its own at {place}; use another path",

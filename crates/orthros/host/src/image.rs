@@ -142,7 +142,7 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
     }
     for (from, to) in &service.files {
         visible(Path::new(to))?;
-        image.tree(from, to)?;
+        image.tree(from, to, service.host_users)?;
     }
     let description = ServiceDescription { argv, exec: service.exec.clone() };
     let description =

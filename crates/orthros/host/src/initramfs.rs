@@ -129,18 +129,21 @@ impl Initramfs {
     }
 
     /// A copy of a file of the host under another name, or of a directory with everything in it: links as links, and with the
-    /// programs and modules among the files the libraries that they need, under their own names.
+    /// programs and modules among the files the libraries that they need, under their own names. They are root's unless
+    /// `with_owners`.
     ///
     /// # Errors
     ///
     /// [`Error::File`] where it is not there, or something in it is neither a file, a directory nor a symbolic link;
     /// [`Error::Missing`] without `ldd`.
-    pub fn tree(&mut self, from: &Path, path: &str) -> Result<&mut Self> {
+    pub fn tree(&mut self, from: &Path, path: &str, with_owners: bool) -> Result<&mut Self> {
         let metadata = fs::metadata(from).map_err(file("open", from))?;
+        let rights = if with_owners { Rights::of(&metadata) } else { Rights::root(metadata.mode() & 0o7777) };
         if !metadata.is_dir() {
-            return Ok(self.copy(from, path));
+            self.put(Path::new(path), Entry::Copy { from: from.to_owned(), rights });
+            return Ok(self);
         }
-        self.put(Path::new(path), Entry::Directory(Rights::root(metadata.mode() & 0o7777)));
+        self.put(Path::new(path), Entry::Directory(rights));
         for entry in fs::read_dir(from).map_err(file("read", from))? {
             let entry = entry.map_err(file("read", from))?;
             let (inner, name) = (entry.path(), Path::new(path).join(entry.file_name()));
@@ -149,11 +152,9 @@ impl Initramfs {
             if kind.is_symlink() {
                 let to = fs::read_link(&inner).map_err(file("read", &inner))?;
                 self.link(&name, &to.to_string_lossy());
-            } else if kind.is_dir() {
-                self.tree(&inner, &name)?;
-            } else if kind.is_file() {
-                self.copy(&inner, &name);
-                if is_elf(&inner) {
+            } else if kind.is_dir() || kind.is_file() {
+                self.tree(&inner, &name, with_owners)?;
+                if kind.is_file() && is_elf(&inner) {
                     self.needs_of(&inner)?;
                 }
             } else {
@@ -247,7 +248,7 @@ mod tests {
         fs::copy("/bin/true", tree.join("program")).unwrap();
         std::os::unix::fs::symlink("inner/text", tree.join("link")).unwrap();
         let mut archive = Initramfs::new();
-        archive.tree(&tree, "/opt/it").unwrap();
+        archive.tree(&tree, "/opt/it", false).unwrap();
         for path in ["opt/it", "opt/it/inner/empty", "opt/it/inner/text", "opt/it/program"] {
             assert!(archive.has(Path::new(path)), "{path}");
         }
@@ -256,14 +257,16 @@ mod tests {
         );
         assert!(archive.entries.keys().any(|path| path.to_string_lossy().contains("libc.so")));
         let _socket = std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap();
-        let Err(error) = Initramfs::new().tree(&tree, "/opt/it") else { panic!("a socket was copied") };
+        let Err(error) = Initramfs::new().tree(&tree, "/opt/it", false) else {
+            panic!("a socket was copied")
+        };
         assert!(
             error.to_string().contains("socket") && error.to_string().contains("leave it out"),
             "{error}"
         );
         // A single file is one, by whatever name.
         let mut archive = Initramfs::new();
-        archive.tree(&tree.join("inner/text"), "/etc/text").unwrap();
+        archive.tree(&tree.join("inner/text"), "/etc/text", false).unwrap();
         assert!(archive.has(Path::new("/etc/text")));
     }
 

@@ -131,6 +131,7 @@ impl Pair {
         let kernel = KernelFiles::obtain(&config.cache)?;
         let image = config.directory.join("image");
         write_image(&kernel, &config.service, &image)?;
+        requirements::check_image(&image, config.memory_mib)?;
         let network = config.network.as_ref().map(Network::obtain).transpose()?;
         let shared =
             Shared { kernel: &kernel, image: &image, network: network.as_ref(), disk: disk.as_ref() };

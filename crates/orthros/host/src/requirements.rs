@@ -1,8 +1,10 @@
 //! What a pair takes of this host, looked for before anything is made.
 
+use std::path::Path;
+
 use crate::command::require;
 use crate::config::PairConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, file};
 use crate::net::NetworkConfig;
 
 /// What QEMU needs beside its guest's memory, in MiB.
@@ -45,6 +47,24 @@ pub(crate) fn check(config: &PairConfig) -> Result<()> {
     }
 }
 
+/// What a guest needs beside its image, in MiB: with less its kernel fails to unpack the image.
+const KERNEL_MIB: u64 = 112;
+
+/// Makes sure that guests of `memory_mib` can boot from an image, of which they have two copies while they unpack it.
+///
+/// # Errors
+///
+/// [`Error::ImageTooLarge`], [`Error::File`].
+pub(crate) fn check_image(image: &Path, memory_mib: u64) -> Result<()> {
+    let image_mib = std::fs::metadata(image).map_err(file("look at", image))?.len().div_ceil(1 << 20);
+    let needed_mib = 2 * image_mib + KERNEL_MIB;
+    if needed_mib <= memory_mib {
+        return Ok(());
+    }
+    // The size of a machine's memory is a power of two.
+    Err(Error::ImageTooLarge { image_mib, memory_mib, needed_mib: needed_mib.next_power_of_two() })
+}
+
 /// MiB that can be had without swapping, by proc_meminfo(5).
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -54,6 +74,16 @@ fn available(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_takes_its_size_twice() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(72 << 20).unwrap();
+        check_image(image.path(), 256).unwrap();
+        image.as_file().set_len((72 << 20) + 1).unwrap();
+        let told = check_image(image.path(), 256).unwrap_err().to_string();
+        assert!(told.contains("73 MiB") && told.contains("--memory 512"), "{told}");
+    }
 
     #[test]
     fn available_memory_is_read() {

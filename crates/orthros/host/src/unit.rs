@@ -12,6 +12,7 @@ mod search;
 mod settings;
 mod specifier;
 mod syntax;
+mod tmpfiles;
 mod users;
 mod values;
 mod words;
@@ -117,6 +118,11 @@ impl Reading<'_> {
         for command in exec.pre_commands.iter().chain(&exec.start_commands).chain([&start]) {
             for path in command.arguments.iter().filter_map(|word| needs::named(word)) {
                 needs.add(path)?;
+            }
+        }
+        for directory in tmpfiles::directories(&self.found.name.prefix, user.as_ref(), &self.users) {
+            if exec.directories.iter().all(|other| other.path != directory.path) {
+                exec.directories.push(directory);
             }
         }
         needs

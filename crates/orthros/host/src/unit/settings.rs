@@ -66,7 +66,7 @@ const HONOURED: [&str; 31] = [
     "ReadWriteDirectories",
     "BusName",
 ];
-const REFUSED: [(&str, &str); 29] = [
+const REFUSED: [(&str, &str); 28] = [
     ("RootDirectory", FILES),
     ("RootImage", FILES),
     ("MountImages", FILES),
@@ -94,11 +94,10 @@ const REFUSED: [(&str, &str); 29] = [
     ("IPCNamespacePath", SPACE),
     ("UserNamespacePath", SPACE),
     ("Personality", SPACE),
-    ("ExecStartPost", COMMANDS),
     ("ExecCondition", COMMANDS),
 ];
 /// Families that keep the service from something, share resources out between services, or say what is done about it.
-const TOLD: [&str; 63] = [
+const TOLD: [&str; 64] = [
     "AllowedCPUs",
     "AllowedMemoryNodes",
     "AppArmorProfile",
@@ -116,6 +115,7 @@ const TOLD: [&str; 63] = [
     "DisableControllers",
     "ExecPaths",
     "ExecReload",
+    "ExecStartPost",
     "ExecStop",
     "ExitType",
     "FailureAction",
@@ -345,7 +345,7 @@ mod tests {
             ("StandardInput=tty", "open what it needs itself"),
             ("DynamicUser=yes", "User="),
             ("Delegate=cpu", "drop-in"),
-            ("ExecStartPost=/bin/x", "ExecStartPre="),
+            ("ExecCondition=/bin/x", "ExecStartPre="),
             ("Nonsense=1", "not known here"),
         ] {
             let told = settings(&format!("[Service]\n{text}\n")).left_out().unwrap_err().to_string();
