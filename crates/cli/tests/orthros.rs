@@ -293,10 +293,11 @@ fn a_service_that_exits_is_reported_and_restarted_as_asked() {
     }
     let _one = ONE_PAIR.lock();
     // One that ends at once has never run.
-    let output = orthros().args(["up", "--", "false"]).stdin(Stdio::null()).output().unwrap();
+    let output = orthros().args(["up", "--", "cat", "/no/such"]).stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("the service exited with status 1"), "{error}");
+    assert!(error.contains("it printed last: ") && error.contains("/no/such: No such file"), "{error}");
     // One that goes into the background runs on; it ends when its last process does.
     let script = "{ while ! test -e /run/end; do sleep 0.2; done; } & exit 0";
     let mut up = Up::start(&[], &["sh", "-c", script]);
@@ -307,17 +308,22 @@ fn a_service_that_exits_is_reported_and_restarted_as_asked() {
     assert_eq!(up.expect("exited")["text"], "the service exited with status 0");
     up.expect("end");
     assert_eq!(up.child.wait().unwrap().code(), Some(0));
-    // One that was restored exits like one that was started.
+    // One that was restored exits like one that was started, and prints into the pipe of the guest that it is in.
     let mut up = Up::start(
         &["--restart", "on-failure"],
-        &["sh", "-c", "while ! test -e /run/end; do sleep 0.2; done; kill -9 $$"],
+        &[
+            "sh",
+            "-c",
+            "echo begun; while ! test -e /run/end; do sleep 0.2; done; echo ends; echo now >&2; kill -9 $$",
+        ],
     );
     up.expect("help");
     up.say("crash");
-    up.expect("survived");
+    assert_eq!(up.expect("survived")["failover"]["summary"]["remarks"].to_string(), "[]");
     up.expect("renewed");
     up.say("run touch /run/end");
-    assert_eq!(up.expect("exited")["text"], "the service was killed by signal 9");
+    let exited = up.expect("exited");
+    assert_eq!(exited["text"], "the service was killed by signal 9; it printed last: ends\nnow");
     up.expect("restarted");
     up.expect("renewed");
     up.say("status");

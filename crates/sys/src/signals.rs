@@ -1,6 +1,8 @@
 //! Signals as the kernel knows them: dispositions, masks, alternate stacks, all 64 of them and none held back for the C
 //! library (sigaction(2), sigprocmask(2), sigaltstack(2), tgkill(2)).
 
+use std::os::fd::{FromRawFd as _, OwnedFd};
+
 use syscalls::{Sysno, syscall};
 
 use crate::{Error, Result};
@@ -95,6 +97,30 @@ pub fn block_all() -> Mask {
     set_mask(Mask::MAX)
 }
 
+/// Blocks `signals` in the calling thread, besides those that it blocks already, and returns a descriptor that is readable while one of
+/// them is pending; it does not block, and is closed on execution (signalfd(2)).
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`; nothing is blocked then.
+pub fn descriptor(signals: Mask) -> Result<OwnedFd> {
+    // SAFETY: the kernel reads one mask, and makes a descriptor.
+    let fd = unsafe {
+        syscall!(
+            Sysno::signalfd4,
+            usize::MAX,
+            &raw const signals,
+            size_of::<Mask>(),
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK
+        )
+    }
+    .map_err(|e| Error::raw("signalfd4", 0, e))?;
+    let before = block_all();
+    set_mask(before | signals);
+    let fd = i32::try_from(fd).map_err(|_| Error::raw("signalfd4", 0, syscalls::Errno::EBADF))?;
+    // SAFETY: the kernel has just made it, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Returns the calling thread's alternate stack.
 pub fn alternate_stack() -> AlternateStack {
     let mut old = AlternateStack::NONE;
@@ -144,6 +170,24 @@ mod tests {
     fn masks_come_back() {
         let before = set_mask(mask_of(&[libc::SIGUSR1, 64]));
         assert_eq!(set_mask(before), mask_of(&[libc::SIGUSR1, 64]));
+    }
+
+    #[test]
+    fn pending_signals_make_a_descriptor_readable() {
+        // The mask is the thread's own, and nothing else of the test may see it.
+        std::thread::spawn(|| {
+            let before = set_mask(mask_of(&[libc::SIGUSR2]));
+            let fd = descriptor(mask_of(&[libc::SIGUSR1])).unwrap();
+            let mut record = [0; size_of::<libc::signalfd_siginfo>()];
+            assert_eq!(rustix::io::read(&fd, &mut record), Err(rustix::io::Errno::AGAIN));
+            let thread = rustix::thread::gettid().as_raw_nonzero().get();
+            send_to_thread(std::process::id().cast_signed(), thread, libc::SIGUSR1).unwrap();
+            assert_eq!(rustix::io::read(&fd, &mut record), Ok(record.len()));
+            assert_eq!(record[0], u8::try_from(libc::SIGUSR1).unwrap());
+            assert_eq!(set_mask(before), mask_of(&[libc::SIGUSR1, libc::SIGUSR2]));
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

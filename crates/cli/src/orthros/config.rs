@@ -106,7 +106,7 @@ pub(super) enum Restart {
 
 impl Restart {
     /// Returns whether a service that has exited in this way is started anew.
-    pub(super) fn applies(self, exit: ServiceExit) -> bool {
+    pub(super) fn applies(self, exit: &ServiceExit) -> bool {
         match self {
             Self::No => false,
             Self::OnFailure => exit.status != Some(0),

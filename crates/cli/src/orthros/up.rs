@@ -168,7 +168,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         if let Some(exit) = exits.next(pair.service_exit()) {
             story.tell("exited", None, format!("the service {exit}"))?;
             if !exit.is_in_background() {
-                if !wanted.restart.applies(exit) || exits.are_too_many() {
+                if !wanted.restart.applies(&exit) || exits.are_too_many() {
                     pair.stop()?;
                     story.tell("end", None, "both machines are stopped")?;
                     ensure!(exit.status == Some(0), "the service {exit}{}", exits.limit());
@@ -277,8 +277,8 @@ impl Exits {
 
     /// Returns an exit that was not seen before.
     fn next(&mut self, exit: Option<ServiceExit>) -> Option<ServiceExit> {
-        let new = exit.filter(|_| exit != self.last)?;
-        self.last = exit;
+        let new = exit.filter(|exit| self.last.as_ref() != Some(exit))?;
+        self.last = Some(new.clone());
         if !new.is_in_background() {
             self.soon = if self.started.elapsed() < Self::SOON { self.soon + 1 } else { 0 };
         }

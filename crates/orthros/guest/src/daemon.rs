@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::output::Output;
+
 /// How long a program may take to go into the background: systemd's `DefaultTimeoutStartSec`.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// How long processes that help it to do so may take to exit.
@@ -22,12 +24,18 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// # Errors
 ///
 /// It fails, takes too long, or leaves none or several.
-pub(crate) fn wait(mut program: Child, name: &str, pid_file: Option<&Path>) -> Result<()> {
+pub(crate) fn wait(
+    mut program: Child,
+    name: &str,
+    pid_file: Option<&Path>,
+    output: &mut Output,
+) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = program.try_wait().with_context(|| format!("cannot wait for {name}"))? {
             break status;
         }
+        output.read();
         ensure!(
             Instant::now() < deadline,
             "{name} has not exited within {} s, though its unit says that it goes into the background",
@@ -35,12 +43,13 @@ pub(crate) fn wait(mut program: Child, name: &str, pid_file: Option<&Path>) -> R
         );
         sleep(INTERVAL);
     };
-    ensure!(status.success(), "{name}, which goes into the background: {status}");
+    ensure!(status.success(), "{name}, which goes into the background: {status}: {}", output.last_lines());
     let settled = Instant::now() + SETTLING;
     // The process that is the only one, and since when.
     let mut only = (0, Instant::now());
     loop {
         reap();
+        output.read();
         let left = children()?;
         match left[..] {
             [] => bail!(

@@ -17,6 +17,7 @@ mod heartbeat;
 mod kernel_parameters;
 mod lazy_pages;
 mod network;
+mod output;
 mod pidns;
 mod restore;
 mod service;

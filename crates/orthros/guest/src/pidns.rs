@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,20 +14,25 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_orthros_images::ExitedLeaders;
 use orrery_orthros_wire::{MainProcess, Report, ServiceExit};
+use orrery_sys::signals::{self, mask_of};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::command::run_to_exit;
 use crate::control::Control;
 use crate::daemon;
+use crate::output::Output;
 use crate::service::Service;
 
 const FIRST_HELPER_PID: u32 = 30_000;
 
 /// What is run in a new PID namespace.
 pub(crate) enum Job<'j> {
-    /// criu, which must exit with success, in the session and process group of these.
-    Restore(&'j [String], ExitedLeaders),
+    /// criu, which must exit with success, in the session and process group of these, and with a new pipe for the service's output in the
+    /// place of one.
+    Restore(&'j [String], ExitedLeaders, Option<u32>),
     /// The service, which is only started.
     Service(&'j Service),
 }
@@ -83,50 +89,79 @@ fn run_init(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     mount("proc", "/proc", "proc", MountFlags::empty(), None)
         .context("cannot mount /proc of the PID namespace")?;
+    let (mut output, service_end) = Output::new()?;
     match job {
-        Job::Restore(argv, leaders) => run_criu(argv, *leaders)?,
+        Job::Restore(argv, leaders, pipe) => {
+            run_criu(argv, *leaders, pipe.map(|pipe| (pipe, service_end.as_fd())))?;
+        }
         Job::Service(service) => {
             service.run_pre_commands()?;
             kill_all();
             service.run_start_commands()?;
             let mut command = service.command()?;
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.stdin(Stdio::null()).stdout(service_end.try_clone()?).stderr(service_end.try_clone()?);
             let program = command.get_program().display().to_string();
             let child = command.spawn().with_context(|| format!("cannot run {program}"))?;
+            drop(command);
             if let MainProcess::Left { pid_file } = service.main_process() {
-                daemon::wait(child, &program, pid_file.as_deref().map(Path::new))?;
+                daemon::wait(child, &program, pid_file.as_deref().map(Path::new), &mut output)?;
             }
         }
     }
     // The caller of `start` waits until all copies of the pipe are closed.
     // SAFETY: the descriptor is not used after this: process 1 never returns from here but to exit.
     unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writer.as_fd())) };
+    drop(service_end);
     // Whether it was started or restored, it is the first child; one that has exited is there until it is waited for.
-    let main = first_child(1);
-    let mut exit = None;
+    watch(first_child(1), output)
+}
+
+/// Waits for all processes of the namespace, of which this is the init process, and reports how the main one exits. Returns only if it
+/// cannot wait.
+fn watch(main: Option<i32>, mut output: Output) -> Result<()> {
+    let children = signals::descriptor(mask_of(&[libc::SIGCHLD])).context("cannot wait for the service")?;
+    let mut exit: Option<ServiceExit> = None;
     loop {
-        let mut status = 0;
-        // SAFETY: `status` is a live integer, which the call writes.
-        let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
-        if pid < 0 {
-            if let Some(exit @ ServiceExit { remains: true, .. }) = exit {
-                report_exit(ServiceExit { remains: false, ..exit });
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is a live integer, which the call writes.
+            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+            if pid == 0 {
+                break;
             }
-            std::process::exit(0);
+            if pid < 0 {
+                if let Some(exit @ ServiceExit { remains: true, .. }) = exit {
+                    report_exit(&ServiceExit { remains: false, output: output.last_lines(), ..exit });
+                }
+                std::process::exit(0);
+            }
+            if Some(pid) == main {
+                let ended = ServiceExit {
+                    status: libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),
+                    signal: libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)),
+                    remains: first_child(1).is_some(),
+                    output: output.last_lines(),
+                };
+                report_exit(&ended);
+                exit = Some(ended);
+            }
         }
-        if Some(pid) == main {
-            let exited = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
-            let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
-            let ended = ServiceExit { status: exited, signal, remains: first_child(1).is_some() };
-            report_exit(ended);
-            exit = Some(ended);
-        }
+        let mut ready = vec![PollFd::new(&children, PollFlags::IN)];
+        ready.extend(output.reader().map(|reader| PollFd::from_borrowed_fd(reader, PollFlags::IN)));
+        rustix::event::poll(&mut ready, None).or_else(|errno| match errno {
+            Errno::INTR => Ok(0),
+            errno => Err(errno),
+        })?;
+        let mut seen = [0; 4096];
+        // All that it says is that something has happened.
+        let _ = rustix::io::read(&children, &mut seen);
+        output.read();
     }
 }
 
 /// Reports to the host how the service has ended. Where that is impossible, the host sees a service that does nothing.
-fn report_exit(exit: ServiceExit) {
-    let _ = Control::open().and_then(|mut control| control.send(&Report::ServiceExited(exit)));
+fn report_exit(exit: &ServiceExit) {
+    let _ = Control::open().and_then(|mut control| control.send(&Report::ServiceExited(exit.clone())));
 }
 
 /// Returns the PID of the first child of a process that has one thread.
@@ -145,10 +180,15 @@ fn kill_all() {
 }
 
 /// Runs criu, which must exit with success. The service's own process is restored into the session and process group that criu is in.
-fn run_criu(argv: &[String], leaders: ExitedLeaders) -> Result<()> {
+fn run_criu(argv: &[String], leaders: ExitedLeaders, output: Option<(u32, BorrowedFd<'_>)>) -> Result<()> {
     let (program, arguments) = argv.split_first().context("nothing to run")?;
     let mut command = Command::new(program);
     command.args(arguments);
+    // Its copy is inherited until it is closed, with this function's end.
+    let inherited = output.map(|(_, end)| rustix::io::dup(end)).transpose()?;
+    if let (Some((pipe, _)), Some(end)) = (output, &inherited) {
+        command.args(["--inherit-fd", &format!("fd[{}]:pipe:[{pipe}]", end.as_raw_fd())]);
+    }
     let first = leaders.session.or(leaders.group).unwrap_or(FIRST_HELPER_PID);
     set_next_pid(first).context("cannot set the next PID")?;
     // SAFETY: the closure only makes system calls, and allocates nothing: it is async-signal-safe.

@@ -226,7 +226,7 @@ fn run_criu(
         if images.summary.lazy_pages > 0 { Some(lazy.listen(source, Path::new(WORK))?) } else { None };
     let mut server: Option<PageServer> = None;
     // The namespace is made while this process has one thread; criu waits for the page server's first answer until it has two.
-    let started = pidns::start(&pidns::Job::Restore(&argv, state.exited_leaders), || {
+    let started = pidns::start(&pidns::Job::Restore(&argv, state.exited_leaders, state.output_pipe), || {
         server = listener.map(|listener| listener.start(Box::new(send)));
     });
     match started {

@@ -142,7 +142,7 @@ impl Control {
     /// Returns how the service has exited, if it has.
     pub(crate) fn service_exit(&mut self) -> Option<ServiceExit> {
         self.poll();
-        self.service_exit
+        self.service_exit.clone()
     }
 
     /// Sends a ping. A request after it is read when the guest has answered the ping, however long that request takes then.

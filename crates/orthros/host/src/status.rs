@@ -115,7 +115,8 @@ mod tests {
             status.to_string(),
             "active a (pid 7), backup b (pid 7, dead), service 2 in its guest, 1 failovers"
         );
-        status.exit = Some(ServiceExit { status: Some(3), signal: None, remains: false });
+        status.exit =
+            Some(ServiceExit { status: Some(3), signal: None, remains: false, output: String::new() });
         assert!(status.to_string().contains("service 2 in its guest exited with status 3, 1 failovers"));
         status.backup = None;
         assert!(status.to_string().contains("backup none"));

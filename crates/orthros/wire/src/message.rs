@@ -124,7 +124,7 @@ pub enum Report {
 }
 
 /// How a service's main process has exited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceExit {
     /// Its exit status, unless a signal killed it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,6 +134,9 @@ pub struct ServiceExit {
     pub signal: Option<i32>,
     /// Whether processes of the service remain, as those of a program that goes into the background do.
     pub remains: bool,
+    /// The last lines that the service has printed since it was started or restored.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub output: String,
 }
 
 impl ServiceExit {
@@ -153,6 +156,9 @@ impl fmt::Display for ServiceExit {
         }
         if self.remains {
             out.write_str(", and other processes of it remain")?;
+        }
+        if !self.output.is_empty() {
+            write!(out, "; it printed last: {}", self.output)?;
         }
         Ok(())
     }
@@ -259,7 +265,9 @@ mod tests {
 
     #[test]
     fn an_exit_is_described_in_words() {
-        let exit = |status, signal, remains| ServiceExit { status, signal, remains };
+        let exit = |status, signal, remains| ServiceExit { status, signal, remains, output: String::new() };
+        let loud = ServiceExit { output: "no such file".to_owned(), ..exit(Some(1), None, false) };
+        assert_eq!(loud.to_string(), "exited with status 1; it printed last: no such file");
         assert_eq!(exit(Some(3), None, false).to_string(), "exited with status 3");
         assert_eq!(
             exit(None, Some(9), true).to_string(),

@@ -1,8 +1,9 @@
-//! Signals as something to poll ([`signalfd(2)`](https://man7.org/linux/man-pages/man2/signalfd.2.html)).
+//! The signals that stop the server, as something to poll.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use orrery_sys::signals::{descriptor, mask_of};
 
 /// What a signal asks of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,23 +19,8 @@ pub(super) struct SignalFd(OwnedFd);
 impl SignalFd {
     /// Blocks the signals in this thread and opens a descriptor for them.
     pub(super) fn new() -> io::Result<Self> {
-        let mut set = MaybeUninit::uninit();
-        // SAFETY: `sigemptyset` initialises the set before anything reads it; all pointers are to live locals.
-        let fd = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-                libc::sigaddset(set.as_mut_ptr(), signal);
-            }
-            if libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) == -1 {
-                return Err(io::Error::last_os_error());
-            }
-            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-        };
-        if fd == -1 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened, owned by nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let stop = mask_of(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
+        Ok(Self(descriptor(stop).map_err(|error| error.errno)?))
     }
 
     /// Takes the next pending signal, if any.

@@ -44,6 +44,9 @@ pub struct RestoreState {
     pub packet_pipes: Vec<PacketPipe>,
     /// The host and domain name.
     pub names: Option<(String, String)>,
+    /// The inode of the pipe to the init process of the PID namespace that the service prints into, if it still has it open. A service in
+    /// another guest prints into another one, which criu is given in its place.
+    pub output_pipe: Option<u32>,
     /// The leaders of the session and process group of the service's own process, which have exited.
     pub exited_leaders: ExitedLeaders,
 }

@@ -86,7 +86,10 @@ impl<'k> Reader<'k> {
             contents.remarks.add_loss(remark);
         }
         let names = names(&root);
-        let restore_state = restore_state::collect(&processes, &mut contents, ipc, bereaved_parents, names);
+        let init = self.kernel.process(root.parent()?)?;
+        let mut restore_state =
+            restore_state::collect(&processes, &mut contents, ipc, bereaved_parents, names);
+        restore_state.output_pipe = restore_state::output_pipe(&init, &contents.files);
         let (remarks, losses) = contents.remarks.into_parts();
         Ok(Service {
             monotonic: self.clocks.monotonic,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
-use orrery_kimage::{InetSocket, Task, TcpConnection};
+use orrery_kimage::{FileKind, InetSocket, Task, TcpConnection};
 
 use super::file_table::TableContents;
 use crate::model::{
@@ -72,6 +72,17 @@ pub(super) fn collect(
     let unnamed = (1..).zip(&contents.ghosts).filter(|(_, ghost)| ghost.content.is_none());
     state.unnamed_files = unnamed.map(|(image, ghost)| UnnamedFile { image, inode: ghost.inode }).collect();
     state
+}
+
+/// Returns the inode of the pipe that init reads, and of which the service has the other end.
+pub(super) fn output_pipe(init: &Task<'_>, files: &[File]) -> Option<u32> {
+    let descriptors = init.descriptors().found;
+    let pipes = descriptors.iter().map(|descriptor| &descriptor.file);
+    let mut read = pipes
+        .filter(|file| file.kind().is_ok_and(|kind| kind == FileKind::Pipe))
+        .filter(|file| file.flags().is_ok_and(|flags| flags & libc::O_ACCMODE.cast_unsigned() == 0))
+        .filter_map(|file| u32::try_from(file.inode_number().ok()?).ok());
+    read.find(|number| files.iter().any(|file| matches!(file, File::Pipe { inode, .. } if inode == number)))
 }
 
 /// Returns which leaders of the service's own process, which is the first, have exited.
