@@ -13,6 +13,7 @@ use orrery_orthros_wire::{
 };
 
 use orrery_sys::capability::CapabilitySet;
+use orrery_sys::seccomp::{Action, Filter, Scope, sock_filter};
 
 use crate::command::run_to_exit;
 
@@ -86,13 +87,23 @@ fn prepare(exec: &ExecConfig, command: &mut Command, arg0: Option<&str>, as_root
     let working = exec.working_directory.as_ref();
     let working = working.filter(|directory| !directory.optional || Path::new(&directory.path).is_dir());
     command.current_dir(working.map_or("/", |directory| &directory.path));
-    let exec = exec.clone();
+    let (exec, filter) = (exec.clone(), without_shared_rings());
     // SAFETY: the closure only makes system calls on memory from before the fork, and allocates nothing: it is async-signal-safe.
-    unsafe { command.pre_exec(move || apply(&exec, as_root)) };
+    unsafe { command.pre_exec(move || apply(&exec, as_root, &filter)) };
+}
+
+/// Returns a filter under which io_uring_setup(2) and io_setup(2) do not exist. Their rings are shared with the kernel that dies, and
+/// could not be carried over; programs do without where there are none, as in containers.
+fn without_shared_rings() -> Vec<sock_filter> {
+    let mut filter = Filter::new(Action::Allow).foreign(Action::Allow).x32(Action::Allow);
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_setup] {
+        filter.set(call, Action::Fail(rustix::io::Errno::NOSYS));
+    }
+    filter.program()
 }
 
 /// Applies the session, limits and credentials to the calling process, between fork and exec.
-fn apply(exec: &ExecConfig, as_root: bool) -> io::Result<()> {
+fn apply(exec: &ExecConfig, as_root: bool, filter: &[sock_filter]) -> io::Result<()> {
     let check = |result: libc::c_long| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
     rustix::process::setsid()?;
     for &(resource, soft, hard) in &exec.rlimits {
@@ -110,6 +121,8 @@ fn apply(exec: &ExecConfig, as_root: bool) -> io::Result<()> {
         // SAFETY: SIG_IGN installs no handler, so no code runs in signal context.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     }
+    // While this is the superuser, who may do so without `no_new_privs`.
+    orrery_sys::seccomp::install(filter, Scope::Thread)?;
     if let Some(credentials) = exec.credentials.as_ref().filter(|_| !as_root) {
         let (groups, gid, uid) = (&credentials.groups, credentials.gid, credentials.uid);
         // SAFETY: `groups` points to as many group IDs as its length says.
@@ -238,6 +251,19 @@ mod tests {
         let script = ["/bin/sh", "-c", "id -u; id -g; id -G"];
         assert_eq!(ids(&service(exec(false), &script)), ["65534", "12345", "12345", "4711"]);
         assert_eq!(ids(&service(exec(true), &script))[..2], ["0", "0"]);
+    }
+
+    #[test]
+    fn a_service_has_no_rings_that_it_shares_with_the_kernel() {
+        let program = without_shared_rings();
+        let answer = |number: libc::c_long| {
+            let number = u32::try_from(number).unwrap();
+            orrery_sys::seccomp::simulate(&program, 0xc000_003e, number, [0; 6])
+        };
+        for call in [libc::SYS_io_uring_setup, libc::SYS_io_setup] {
+            assert_eq!(answer(call), Action::Fail(rustix::io::Errno::NOSYS).value());
+        }
+        assert_eq!(answer(libc::SYS_read), Action::Allow.value());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -147,8 +147,11 @@ fn create(image: &Path, bytes: u64, content: Option<&Path>) -> Result<()> {
     let mkfs = require("mkfs.ext4", "e2fsprogs")?;
     fs::File::create(image).and_then(|image| image.set_len(bytes)).map_err(file("create", image))?;
     let mut arguments: Vec<&Path> = ["-q", "-F", "-b", "4096"].map(Path::new).to_vec();
-    if let Some(content) = content {
-        arguments.extend([Path::new("-d"), content]);
+    let owner = content.map(fs::metadata).transpose().map_err(file("look at", content.unwrap_or(image)))?;
+    let owner = owner.map(|content| format!("root_owner={}:{}", content.uid(), content.gid()));
+    if let (Some(content), Some(owner)) = (content, &owner) {
+        // What is in the directory keeps its owners; the root of the disk takes that of the directory only if told to.
+        arguments.extend([Path::new("-d"), content, Path::new("-E"), Path::new(owner)]);
     }
     arguments.push(image);
     run(&mkfs, &arguments, None).map(drop)
@@ -284,6 +287,7 @@ mod tests {
         let content = directory.path().join("content");
         fs::create_dir(&content).unwrap();
         fs::write(content.join("hello"), "world").unwrap();
+        let is_root = std::os::unix::fs::chown(&content, Some(102), Some(105)).is_ok();
         let config = DiskConfig {
             source: DiskSource::New(16 << 20),
             mount: "/data".to_owned(),
@@ -297,5 +301,12 @@ mod tests {
         examine(&disk.image).unwrap();
         let bytes = fs::read(&disk.image).unwrap();
         assert!(bytes.windows(5).any(|window| window == b"world"));
+        let listed = run(
+            &require("debugfs", "e2fsprogs").unwrap(),
+            &["-R", "stat /", disk.image.to_str().unwrap()],
+            None,
+        );
+        let listed = listed.unwrap();
+        assert!(!is_root || listed.contains("User:   102   Group:   105"), "{listed}");
     }
 }
