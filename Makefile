@@ -106,6 +106,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
 	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
+	ORRERY_SERVICES=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_units
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_INSTANTS=5 scripts/bounded 20m \

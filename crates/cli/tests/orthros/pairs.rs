@@ -144,6 +144,20 @@ impl Up {
         }
     }
 
+    /// The next event of a kind, or what fails before it.
+    pub fn answer(&mut self, name: &str) -> Result<Value, String> {
+        loop {
+            let event = self.next(name);
+            if event["event"] == "failed" {
+                return Err(event["text"].as_str().unwrap_or_default().to_owned());
+            }
+            if event["event"] == name {
+                return Ok(event);
+            }
+            self.told.push(event);
+        }
+    }
+
     /// What the next thing that fails says.
     pub fn expect_failure(&mut self) -> String {
         loop {

@@ -54,11 +54,24 @@ pub struct Service {
     /// Files and directories of this host that the image has under the same paths, with their owners and permissions; a
     /// directory without its contents.
     pub copied_paths: Vec<PathBuf>,
-    /// Whether the image has this host's users and groups.
+    /// Whether the image has this host's users and groups, and what else the C library looks up (names of hosts, ports, the time zone).
     pub host_users: bool,
     /// How the service is executed.
     pub exec: ExecConfig,
 }
+
+/// What the C library looks names, numbers and the time zone up in, in the image of a service that has this host's users.
+const HOST_FILES: &[&str] = &[
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/protocols",
+    "/etc/resolv.conf",
+    "/etc/services",
+];
 
 /// Where guests mount file systems of their own, which begin empty or are the kernel's.
 const HIDDEN: &[&str] = &["/dev", "/proc", "/run", "/sys", "/tmp", "/var/run"];
@@ -116,7 +129,7 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
     }
     image.file("/etc/orrery/hook", HOOK, 0o755);
     if service.host_users {
-        for path in ["/etc/passwd", "/etc/group"] {
+        for path in HOST_FILES.iter().filter(|path| Path::new(path).is_file()) {
             image.copy(Path::new(path), path);
         }
         // As all systems with units have it.

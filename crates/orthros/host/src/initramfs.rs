@@ -141,6 +141,9 @@ impl Initramfs {
         let rights = if with_owners { Rights::of(&metadata) } else { Rights::root(metadata.mode() & 0o7777) };
         if !metadata.is_dir() {
             self.put(Path::new(path), Entry::Copy { from: from.to_owned(), rights });
+            if is_elf(from) {
+                self.needs_of(from)?;
+            }
             return Ok(self);
         }
         self.put(Path::new(path), Entry::Directory(rights));
@@ -154,9 +157,6 @@ impl Initramfs {
                 self.link(&name, &to.to_string_lossy());
             } else if kind.is_dir() || kind.is_file() {
                 self.tree(&inner, &name, with_owners)?;
-                if kind.is_file() && is_elf(&inner) {
-                    self.needs_of(&inner)?;
-                }
             } else {
                 let why = "it is neither a file, a directory nor a symbolic link; leave it out";
                 return Err(file("copy", &inner)(std::io::Error::other(why)));

@@ -77,7 +77,7 @@ pub(super) fn read(file: &OpenFile<'_>) -> Result<Found> {
         if family == INET6
             && let Some(v6) = inet.pointer("pinet6", "ipv6_pinfo")?
         {
-            reader.internet_6(v6, inet)?;
+            reader.internet_6(v6, inet, kind)?;
         }
         match protocol {
             TCP => reader.tcp(as_inet("tcp_sock")?, as_inet("inet_connection_sock")?)?,
@@ -450,7 +450,7 @@ impl Reader<'_> {
     }
 
     /// Adds the options of `IPPROTO_IPV6`.
-    fn internet_6(&mut self, v6: Object<'_>, inet: Object<'_>) -> Result<()> {
+    fn internet_6(&mut self, v6: Object<'_>, inet: Object<'_>, kind: u32) -> Result<()> {
         /// Nine bits with a sign: -1 for the kernel's default.
         const DEFAULT: u32 = 0x1ff;
         add!(self, IPV6;
@@ -473,17 +473,17 @@ impl Reader<'_> {
             (IPV6_MINHOPCOUNT, "IPV6_MINHOPCOUNT", 0, v6.u32("min_hopcount")),
             (IPV6_MULTICAST_ALL, "IPV6_MULTICAST_ALL", 1, v6.u32("mc_all")),
             (IPV6_RECVERR_RFC4884, "IPV6_RECVERR_RFC4884", 0, v6.u32("recverr_rfc4884")),
-            (libc::IPV6_MULTICAST_IF, "IPV6_MULTICAST_IF", 0, v6.u32("mcast_oif")),
             (IPV6_UNICAST_IF, "IPV6_UNICAST_IF", 0, v6.u32("ucast_oif").map(u32::swap_bytes)),
             (libc::IPV6_UNICAST_HOPS, "IPV6_UNICAST_HOPS", DEFAULT, v6.u32("hop_limit").map(|n| n & DEFAULT)),
-            (
-                libc::IPV6_MULTICAST_HOPS,
-                "IPV6_MULTICAST_HOPS",
-                DEFAULT,
-                v6.u32("mcast_hops").map(|n| n & DEFAULT),
-            ),
         ] {
             self.number_unless(default, (IPV6, option, name), value)?;
+        }
+        // A connection notes here where its first packet came from; nobody can set that, and nothing uses it.
+        if kind != STREAM {
+            let interface = (IPV6, libc::IPV6_MULTICAST_IF, "IPV6_MULTICAST_IF");
+            self.number_unless(0, interface, v6.u32("mcast_oif"))?;
+            let hops = (IPV6, libc::IPV6_MULTICAST_HOPS, "IPV6_MULTICAST_HOPS");
+            self.number_unless(DEFAULT, hops, v6.u32("mcast_hops").map(|n| n & DEFAULT))?;
         }
         let mut next = v6.pointer("ipv6_mc_list", "ipv6_mc_socklist")?;
         let mut found = Vec::new();
