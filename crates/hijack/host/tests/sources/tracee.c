@@ -247,6 +247,59 @@ static void spawn(void) {
     printf("spawn: %d, status %x\n", result, status);
 }
 
+static volatile int depth, deepest, failed_spawns;
+
+// A child of a child ..., each of which uses the memory of the one before, which waits.
+static __attribute__((noinline)) void nest(int wanted) {
+    pid_t pid = vfork();
+    if (pid == 0) {
+        if (++depth < wanted)
+            nest(wanted);
+        if (depth > deepest)
+            deepest = depth;
+        _exit(0);
+    }
+    if (pid > 0)
+        waitpid(pid, NULL, 0);
+}
+
+static void *spawn_again_and_again(void *argument) {
+    (void)argument;
+    for (int i = 0; i < 10; i++) {
+        pid_t pid;
+        char *nothing[] = {"true", NULL};
+        if (posix_spawn(&pid, "/bin/true", NULL, NULL, nothing, environ) != 0)
+            __sync_fetch_and_add(&failed_spawns, 1);
+        else
+            waitpid(pid, NULL, 0);
+    }
+    return NULL;
+}
+
+// Many threads wait for their children at a time, while others copy the process: a copy has none of those threads.
+static void spawners(void) {
+    nest(40);
+    printf("spawners: %d deep\n", deepest);
+    pthread_t threads[128];
+    for (size_t i = 0; i < 128; i++)
+        pthread_create(&threads[i], NULL, spawn_again_and_again, NULL);
+    int bad = 0;
+    for (int i = 0; i < 5; i++) {
+        int status;
+        pid_t pid = fork();
+        if (pid == 0) {
+            depth = deepest = 0;
+            nest(40);
+            _exit(deepest);
+        }
+        waitpid(pid, &status, 0);
+        bad += status != 40 << 8;
+    }
+    for (size_t i = 0; i < 128; i++)
+        pthread_join(threads[i], NULL);
+    printf("spawners: %d of 1280 failed, and %d of 5 copies\n", failed_spawns, bad);
+}
+
 static void *become(void *argument) {
     (void)argument;
     execlp("echo", "echo", "from a thread", NULL);
@@ -376,6 +429,7 @@ int main(int count, char **words) {
     CASE("storm", storm())
     CASE("children", children())
     CASE("spawn", spawn())
+    CASE("spawners", spawners())
     CASE("thread-exec", thread_exec())
     CASE("processor", processor())
     CASE("forks", forks())

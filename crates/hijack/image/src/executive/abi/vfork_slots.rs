@@ -1,11 +1,21 @@
 //! Where a signal frame waits while the child of a `vfork` runs on the stack that it lay on.
+//!
+//! A slot is taken for as long as a thread waits in `vfork`. The image has a block of them; where more threads wait at a time, further
+//! blocks are mapped, which stay.
 
-use core::sync::atomic::{AtomicU8, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
+use core::ptr;
+use core::sync::atomic::{
+    AtomicPtr, AtomicU8, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use crate::executive::abi::signal_frame::Context;
+use crate::executive::abi::syscall::{ENOMEM, call as kernel, failed};
+use crate::nr;
 
-/// How many threads of a process can be in `vfork` at a time. Further ones get EAGAIN.
+/// How many slots a block has.
 const SLOTS: usize = 32;
+const PROT_READ_WRITE: u64 = 3;
+const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
 /// A frame with AMX state has some 11 KiB.
 const FRAME: usize = 12 << 10;
 const STACK: usize = 8128;
@@ -19,7 +29,8 @@ const ALIGNMENT: u64 = 64;
 pub(crate) struct Slot {
     /// First, for its alignment.
     frame: [u8; FRAME + ALIGNMENT as usize],
-    busy: AtomicU8,
+    /// What says that the slot is taken: one of its block's.
+    busy: *const AtomicU8,
     /// Where the frame was, and will be again.
     home: u64,
     /// Its length.
@@ -42,17 +53,82 @@ pub(crate) struct Vfork {
     pub(crate) own: u64,
 }
 
-/// The slots. Memory that is never touched takes no room.
-static mut PLACES: [Slot; SLOTS] = [const {
-    Slot {
-        frame: [0; FRAME + ALIGNMENT as usize],
-        busy: AtomicU8::new(0),
-        home: 0,
-        length: 0,
-        call: NO_CALL,
-        stack: [0; STACK],
+/// Some slots. Memory that is never touched takes no room; all zeros are a block of free ones.
+#[repr(C)]
+struct Block {
+    /// One for each slot that is taken; together, because a forked child looks at all of them.
+    busy: [AtomicU8; SLOTS],
+    next: AtomicPtr<Block>,
+    slots: [Slot; SLOTS],
+}
+
+/// The first block.
+static mut FIRST: Block = Block {
+    busy: [const { AtomicU8::new(0) }; SLOTS],
+    next: AtomicPtr::new(ptr::null_mut()),
+    slots: [const {
+        Slot {
+            frame: [0; FRAME + ALIGNMENT as usize],
+            busy: ptr::null(),
+            home: 0,
+            length: 0,
+            call: NO_CALL,
+            stack: [0; STACK],
+        }
+    }; SLOTS],
+};
+
+/// All blocks.
+fn blocks() -> impl Iterator<Item = *mut Block> {
+    // SAFETY: blocks are never unmapped, so that each `next` leads to a whole one.
+    let next = |block: &*mut Block| unsafe { (**block).next.load(Acquire) };
+    core::iter::successors(Some(&raw mut FIRST), move |block| {
+        Some(next(block)).filter(|next| !next.is_null())
+    })
+}
+
+/// Maps a block and adds it behind the last one.
+///
+/// # Errors
+/// As mmap(2), negative.
+fn add_block() -> Result<(), i64> {
+    let length = size_of::<Block>() as u64;
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let made = unsafe { kernel(nr::mmap, [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0]) };
+    if failed(made) {
+        return Err(made);
     }
-}; SLOTS];
+    let block = ptr::with_exposed_provenance_mut::<Block>(made as usize);
+    let mut at = &raw mut FIRST;
+    loop {
+        // SAFETY: blocks are never unmapped; `at` is one of them.
+        let next = unsafe { &(*at).next };
+        match next.compare_exchange(ptr::null_mut(), block, AcqRel, Acquire) {
+            Ok(_) => return Ok(()),
+            Err(other) => at = other,
+        }
+    }
+}
+
+/// Whether some of a range is a block that was mapped: one that the image has is the image's.
+pub(crate) fn overlap(start: u64, end: u64) -> bool {
+    blocks().skip(1).any(|block| {
+        let first = block.addr() as u64;
+        first < end && start < first + size_of::<Block>() as u64
+    })
+}
+
+/// Frees all slots, in a forked child: the threads that took them are not in it.
+pub(crate) fn free_in_child() {
+    for block in blocks() {
+        // SAFETY: blocks are never unmapped.
+        for busy in unsafe { &(*block).busy } {
+            if busy.load(Relaxed) != 0 {
+                busy.store(0, Relaxed);
+            }
+        }
+    }
+}
 
 const NO_CALL: Vfork = Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 };
 
@@ -62,8 +138,11 @@ pub(crate) fn call(slot: *mut Slot) -> *mut Vfork {
     unsafe { &raw mut (*slot).call }
 }
 
-/// Takes a slot and copies a frame to it. `None` where none is free, or the frame is too large.
-pub(crate) fn take(context: &Context) -> Option<*mut Slot> {
+/// Takes a slot and copies a frame to it.
+///
+/// # Errors
+/// ENOMEM, negative: there is no memory for more slots, or the frame is too large.
+pub(crate) fn take(context: &Context) -> Result<*mut Slot, i64> {
     let home = context.frame();
     let extended = context.extended();
     let end = if extended.address == 0 {
@@ -72,26 +151,36 @@ pub(crate) fn take(context: &Context) -> Option<*mut Slot> {
     } else {
         extended.address + extended.size
     };
-    let length = end.checked_sub(home)?;
-    if length > FRAME as u64 {
-        return None;
+    let length = end.checked_sub(home).filter(|length| *length <= FRAME as u64).ok_or(-ENOMEM)?;
+    let slot = loop {
+        if let Some(slot) = blocks().find_map(free_slot) {
+            break slot;
+        }
+        add_block()?;
+    };
+    // SAFETY: the slot is ours, and has room for as much as the frame has.
+    unsafe {
+        (*slot).home = home;
+        (*slot).length = length;
+        ptr::copy_nonoverlapping(
+            ptr::with_exposed_provenance::<u8>(home as usize),
+            copy_of(slot),
+            length as usize,
+        );
+        shift(slot, copy_of(slot).addr() as u64, home);
     }
-    let places = &raw mut PLACES;
+    Ok(slot)
+}
+
+/// Takes a slot of a block that is free.
+fn free_slot(block: *mut Block) -> Option<*mut Slot> {
     (0..SLOTS).find_map(|index| {
-        // SAFETY: within the array; a slot is used by whom turned `busy` to one.
+        // SAFETY: within the block; a slot is used by whom turned its byte to one.
         unsafe {
-            let slot = &raw mut (*places)[index];
-            if (*slot).busy.compare_exchange(0, 1, AcqRel, Relaxed).is_err() {
-                return None;
-            }
-            (*slot).home = home;
-            (*slot).length = length;
-            core::ptr::copy_nonoverlapping(
-                core::ptr::with_exposed_provenance::<u8>(home as usize),
-                copy_of(slot),
-                length as usize,
-            );
-            shift(slot, copy_of(slot).addr() as u64, home);
+            let busy = &(*block).busy[index];
+            busy.compare_exchange(0, 1, AcqRel, Relaxed).ok()?;
+            let slot = &raw mut (*block).slots[index];
+            (*slot).busy = busy;
             Some(slot)
         }
     })
@@ -134,19 +223,19 @@ pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const u8) {
     // SAFETY: by the caller.
     unsafe {
         shift(slot, (*slot).home, copy_of(slot).addr() as u64);
-        core::ptr::copy_nonoverlapping(
+        ptr::copy_nonoverlapping(
             copy_of(slot),
-            core::ptr::with_exposed_provenance_mut::<u8>((*slot).home as usize),
+            ptr::with_exposed_provenance_mut::<u8>((*slot).home as usize),
             (*slot).length as usize,
         );
-        ((*slot).home + 8, (&raw const (*slot).busy).cast())
+        ((*slot).home + 8, (*slot).busy.cast())
     }
 }
 
 /// Gives a slot back that was not used after all.
 pub(crate) fn release(slot: *mut Slot) {
     // SAFETY: the slot is the caller's.
-    unsafe { (*slot).busy.store(0, Release) };
+    unsafe { (*(*slot).busy).store(0, Release) };
 }
 
 const _: () = assert!((size_of::<Slot>() & 63) == 0);

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
-use crate::executive::abi::syscall::{EAGAIN, EINVAL, EPERM, address, block_signals, call, failed};
+use crate::executive::abi::syscall::{EINVAL, EPERM, address, block_signals, call, failed};
 use crate::executive::abi::trampoline::{
     orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
 };
@@ -171,6 +171,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &C
     core::hint::black_box(&words);
     if result == 0 {
         code_ranges::unlock_in_child();
+        vfork_slots::free_in_child();
         services::in_forked_child(request.flags);
         thread_counters::reset_in_child();
         sigaction::install();
@@ -198,8 +199,9 @@ fn with_stack(context: &Context, request: &CloneRequest) -> i64 {
 }
 
 fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &CloneRequest) -> i64 {
-    let Some(slot) = vfork_slots::take(context) else {
-        return -EAGAIN;
+    let slot = match vfork_slots::take(context) {
+        Ok(slot) => slot,
+        Err(error) => return error,
     };
     let call = vfork_slots::call(slot);
     // SAFETY: the slot is ours until the parent has returned.

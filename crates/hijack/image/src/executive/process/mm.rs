@@ -5,10 +5,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::executive::abi::readable;
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{EINVAL, ENOMEM, address, call, failed};
 use crate::executive::abi::trampoline::orrery_unmap_and_exit;
+use crate::executive::abi::{readable, vfork_slots};
 use crate::executive::memory::code_ranges::{add, forget, locked, overlaps};
 use crate::executive::memory::{saved_code, stub_pages};
 use crate::executive::policy::paths;
@@ -62,6 +62,7 @@ fn is_ours(start: u64, end: u64) -> bool {
     within(config.image.load(Relaxed), config.image_length.load(Relaxed))
         || within(config.shared_page.load(Relaxed), config.shared_page_length.load(Relaxed))
         || stub_pages::overlap(start, end)
+        || vfork_slots::overlap(start, end)
 }
 
 /// What a call does to existing mappings: up to two ranges.
