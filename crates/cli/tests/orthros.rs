@@ -565,7 +565,7 @@ fn bad_arguments_change_nothing() {
     let unit = directory.path().join("x.service");
     let path = unit.to_str().unwrap();
     for (line, way) in
-        [("Type=forking", "foreground"), ("User=nobody-at-all", "adduser"), ("BindPaths=/srv", "--file")]
+        [("Type=dbus", "message bus"), ("User=nobody-at-all", "adduser"), ("BindPaths=/srv", "--file")]
     {
         std::fs::write(&unit, format!("[Service]\nExecStart=/bin/sh\n{line}\n")).unwrap();
         let told = refused(&["up", "--unit", path]);
