@@ -11,6 +11,7 @@
 //! the signal. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so makes a thread that ignores the signal
 //! (handlers are gone by then) receive it from then on. Who ignores it is stopped before its calls, too, which needs no signal.
 
+use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -277,6 +278,20 @@ fn may_read_fs() -> bool {
     allowed && std::arch::is_x86_feature_detected!("sse4.2")
 }
 
+/// Where a signal frame has PKRU, from the beginning of the extended state in it; zero where the kernel uses no protection keys.
+fn protection_keys() -> u32 {
+    /// `OSPKE` in leaf 7: the kernel has switched them on.
+    const OSPKE: u32 = 1 << 4;
+    const EXTENDED_STATE: u32 = 0xd;
+    const PKRU: u32 = 9;
+    // A hypervisor is asked each time.
+    static OFFSET: OnceLock<u32> = OnceLock::new();
+    *OFFSET.get_or_init(|| {
+        let has = __cpuid(0).eax >= EXTENDED_STATE && __cpuid_count(7, 0).ecx & OSPKE != 0;
+        if has { __cpuid_count(EXTENDED_STATE, PKRU).ebx } else { 0 }
+    })
+}
+
 /// What is put into the process: the image, and behind it the policy's table.
 struct Load<'a> {
     image: &'a Image,
@@ -368,6 +383,7 @@ fn furnish(
         put(offset, &[u8::from(flag)]);
     }
     put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes());
+    put(offset_of!(Config, protection_keys), &protection_keys().to_le_bytes());
     for (index, (start, end, file)) in ranges.iter().enumerate() {
         let at = offset_of!(Config, ranges) + index * size_of::<Range>();
         let marks = settings.policy.marks(&load.program, file.as_bytes());

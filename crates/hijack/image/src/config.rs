@@ -61,6 +61,8 @@ pub struct Config {
     pub filtered: AtomicU8,
     /// Set when the program may not read the time stamp counter: nobody does, then.
     pub tsc_disabled: AtomicU8,
+    /// Where the extended state of a signal frame has PKRU, in bytes; zero: the processor has no protection keys.
+    pub protection_keys: AtomicU32,
     /// A site is rewritten when so many of its calls were dispatched.
     pub threshold: AtomicU32,
     /// How SIGSYS is handled.

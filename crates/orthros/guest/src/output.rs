@@ -5,9 +5,10 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read as _;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result};
+use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 /// How many bytes are kept.
@@ -25,8 +26,12 @@ impl Output {
         let (reader, writer) =
             pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe for the service's output")?;
         // The service's end blocks, as that of a terminal would.
-        rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)
+        rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)
             .context("cannot set the flags of the pipe for the service's output")?;
+        // criu opens it anew as well, so that its flags (O_LARGEFILE) are the same before and after a failover.
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let writer = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .context("cannot open the pipe for the service's output")?;
         Ok((Self { reader: Some(File::from(reader)), last: VecDeque::new() }, writer))
     }
 

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "image")]
 pub(crate) mod freestanding;
+pub(crate) mod protection_keys;
 pub(crate) mod readable;
 pub(crate) mod signal_frame;
 pub(crate) mod state;

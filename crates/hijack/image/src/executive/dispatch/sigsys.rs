@@ -13,7 +13,7 @@ use crate::executive::abi::signal_frame::{
 use crate::executive::abi::state::{counted, shared_page, timed};
 use crate::executive::abi::syscall::ENOSYS;
 use crate::executive::abi::trampoline::{orrery_compat, orrery_resume};
-use crate::executive::abi::{thread_counters, tsc};
+use crate::executive::abi::{protection_keys, thread_counters, tsc};
 use crate::executive::memory::jump_pads;
 use crate::executive::policy::table::{Policy, policy};
 use crate::executive::rewriting::sites;
@@ -26,7 +26,10 @@ pub(crate) extern "C" fn on_sigsys(_: i32, info: *mut Info, context: *mut Contex
     unsafe {
         if (*info).code == SYS_USER_DISPATCH {
             let compatible = (*info).architecture == AUDIT_ARCH_I386;
-            if dispatched(&mut *context, compatible) {
+            let keys = protection_keys::enter(&*context);
+            let only_registers = dispatched(&mut *context, compatible);
+            protection_keys::leave(keys);
+            if only_registers {
                 resume(&*context);
             }
         } else {
