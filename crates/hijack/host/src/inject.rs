@@ -362,6 +362,7 @@ fn furnish(
     let action = offset_of!(Config, action);
     for (offset, value) in [
         (offset_of!(Config, shared_page_length), size_of_val(segment.page()) as u64),
+        (offset_of!(Config, verdicts_segment), u64::try_from(segment.verdicts_id()).unwrap_or(0)),
         (offset_of!(Config, image), base),
         (offset_of!(Config, image_length), load.length()),
         (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),

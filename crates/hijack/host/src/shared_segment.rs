@@ -1,33 +1,94 @@
-//! The shared page's memory: a System V segment. See `orrery_hijack_image::shared_page` for why.
+//! Memory that the supervisor and all tracees share: System V segments. See `orrery_hijack_image::shared_page` for why.
 
 use std::ffi::c_int;
 use std::mem::{size_of, zeroed};
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 
-use orrery_hijack_image::shared_page::SharedPage;
+use orrery_hijack_image::shared_page::{SharedPage, Verdicts};
 
 use crate::error::{Error, Result};
 
-/// A page, attached to this process until it executes another program.
+/// The page, and the verdicts about code, attached to this process until it executes another program.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
-    id: c_int,
-    page: NonNull<SharedPage>,
+    page: Attached<SharedPage>,
+    /// Everybody may read it; only this process' user may write it, and only this process has it attached so.
+    verdicts: Attached<Verdicts>,
     lending: Mutex<()>,
 }
 
-// SAFETY: the shared page consists of atomics.
-unsafe impl Send for SharedSegment {}
-// SAFETY: the page consists of atomics, which threads may share.
-unsafe impl Sync for SharedSegment {}
-
 impl SharedSegment {
-    /// A fresh shared page. The kernel frees it when nobody is attached any more.
+    /// Fresh segments. The kernel frees them when nobody is attached any more.
     pub(crate) fn new() -> Result<Self> {
+        // SAFETY: both are made of atomics, for which zeros are valid.
+        let (page, verdicts) = unsafe { (Attached::new(0o600)?, Attached::new(0o644)?) };
+        Ok(Self { page, verdicts, lending: Mutex::new(()) })
+    }
+
+    pub(crate) fn page(&self) -> &SharedPage {
+        self.page.get()
+    }
+
+    pub(crate) fn id(&self) -> c_int {
+        self.page.id
+    }
+
+    pub(crate) fn verdicts(&self) -> &Verdicts {
+        self.verdicts.get()
+    }
+
+    pub(crate) fn verdicts_id(&self) -> c_int {
+        self.verdicts.id
+    }
+
+    /// How many processes are attached. `None` where that is not known.
+    pub(crate) fn attached(&self) -> Option<u64> {
+        self.page.status().map(|status| status.shm_nattch)
+    }
+
+    /// Lets a user attach the page while `attach` runs: a tracee that changed its user.
+    pub(crate) fn lend<R>(&self, user: u32, attach: impl FnOnce() -> R) -> R {
+        let _lent = self.lending.lock();
+        let before = self.page.status().map(|status| status.shm_perm.uid);
+        let foreign = before.filter(|before| *before != user);
+        if foreign.is_some() {
+            self.page.own(user);
+        }
+        let result = attach();
+        if let Some(before) = foreign {
+            self.page.own(before);
+        }
+        result
+    }
+}
+
+/// A segment with a `T` in it, attached for reading and writing.
+struct Attached<T> {
+    id: c_int,
+    at: NonNull<T>,
+}
+
+impl<T> std::fmt::Debug for Attached<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attached").field("id", &self.id).field("at", &self.at).finish()
+    }
+}
+
+// SAFETY: what is attached consists of atomics, by the caller of `new`.
+unsafe impl<T> Send for Attached<T> {}
+// SAFETY: what is attached consists of atomics, which threads and processes may share.
+unsafe impl<T> Sync for Attached<T> {}
+
+impl<T> Attached<T> {
+    /// A fresh segment of zeros with these permissions, marked for removal.
+    ///
+    /// # Safety
+    /// `T` consists of atomics, of which zeros are valid.
+    unsafe fn new(permissions: c_int) -> Result<Self> {
         // SAFETY: the segment is new, and marked for removal as soon as it is attached.
         unsafe {
-            let id = libc::shmget(libc::IPC_PRIVATE, size_of::<SharedPage>(), libc::IPC_CREAT | 0o600);
+            let id = libc::shmget(libc::IPC_PRIVATE, size_of::<T>(), libc::IPC_CREAT | permissions);
             if id < 0 {
                 return Err(Error::Facility {
                     facility: "System V shared memory",
@@ -42,23 +103,13 @@ impl SharedSegment {
             if at.addr() == usize::MAX {
                 return Err(error);
             }
-            let page = NonNull::new(at.cast()).ok_or(error)?;
-            Ok(Self { id, page, lending: Mutex::new(()) })
+            Ok(Self { id, at: NonNull::new(at.cast()).ok_or(error)? })
         }
     }
 
-    pub(crate) fn page(&self) -> &SharedPage {
-        // SAFETY: attached for as long as this lives; zeros are a valid page.
-        unsafe { self.page.as_ref() }
-    }
-
-    pub(crate) fn id(&self) -> c_int {
-        self.id
-    }
-
-    /// How many processes are attached. `None` where that is not known.
-    pub(crate) fn attached(&self) -> Option<u64> {
-        self.status().map(|status| status.shm_nattch)
+    fn get(&self) -> &T {
+        // SAFETY: attached for as long as this lives; the bytes are a valid `T`, by the caller of `new`.
+        unsafe { self.at.as_ref() }
     }
 
     fn status(&self) -> Option<libc::shmid_ds> {
@@ -67,21 +118,6 @@ impl SharedSegment {
             let mut status: libc::shmid_ds = zeroed();
             (libc::shmctl(self.id, libc::IPC_STAT, &raw mut status) == 0).then_some(status)
         }
-    }
-
-    /// Lets a user attach while `attach` runs: a tracee that changed its user.
-    pub(crate) fn lend<R>(&self, user: u32, attach: impl FnOnce() -> R) -> R {
-        let _lent = self.lending.lock();
-        let before = self.status().map(|status| status.shm_perm.uid);
-        let foreign = before.filter(|before| *before != user);
-        if foreign.is_some() {
-            self.own(user);
-        }
-        let result = attach();
-        if let Some(before) = foreign {
-            self.own(before);
-        }
-        result
     }
 
     fn own(&self, user: u32) {
@@ -93,9 +129,9 @@ impl SharedSegment {
     }
 }
 
-impl Drop for SharedSegment {
+impl<T> Drop for Attached<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody refers to the shared page any more.
-        unsafe { libc::shmdt(self.page.as_ptr().cast()) };
+        // SAFETY: nobody refers to what is attached any more.
+        unsafe { libc::shmdt(self.at.as_ptr().cast()) };
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use orrery_hijack_image::request_slots::{ANSWERED, FutexOps, IN_SERVICE, PENDING, owner, state, tag};
 use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, YES};
 use orrery_hijack_image::rewrite_plan::RewritePlan;
-use orrery_hijack_image::shared_page::{SharedPage, Unfollowed, code_hash};
+use orrery_hijack_image::shared_page::{SharedPage, Unfollowed, Verdict, Verdicts, code_hash};
 
 use crate::error::{Error, Result};
 use crate::futex::Futex;
@@ -196,7 +196,7 @@ impl Work for Supervisor {
         let Some(request) = page.requests.slots.get(index) else { return true };
         match request.kind.load(Relaxed) {
             EXEC => return self.follow(&Asked::read(thread, request), request),
-            SITE => answer(request, thread, if judge(page, request) { YES } else { 0 }),
+            SITE => answer(request, thread, if judge(self.segment.verdicts(), request) { YES } else { 0 }),
             _ => answer(request, thread, 0),
         }
         true
@@ -262,7 +262,7 @@ fn may_trace_the_privileged() -> bool {
 }
 
 /// Plans how to rewrite a site, and remembers it.
-fn judge(page: &SharedPage, request: &Request) -> bool {
+fn judge(verdicts: &Verdicts, request: &Request) -> bool {
     let words: [u64; CODE / 8] = std::array::from_fn(|index| request.code[index].load(Relaxed));
     let mut code = [0; CODE];
     for (bytes, word) in code.chunks_exact_mut(8).zip(words) {
@@ -270,11 +270,16 @@ fn judge(page: &SharedPage, request: &Request) -> bool {
     }
     let plan = RewritePlan::encode(rewrite_window::plan(&code).as_ref());
     let hash = code_hash(&words);
-    let Some(place) = page.verdict_places(hash).find(|place| [0, hash].contains(&place.hash.load(Relaxed)))
-    else {
-        return false;
+    let free_or_its = |place: &&Verdict| {
+        let same = || place.code.iter().zip(words).all(|(place, word)| place.load(Relaxed) == word);
+        match place.hash.load(Relaxed) {
+            0 => true,
+            other => other == hash && same(),
+        }
     };
-    for (place, word) in place.plan.iter().zip(plan) {
+    let Some(place) = verdicts.places(hash).find(free_or_its) else { return false };
+    // One that is there already is the same.
+    for (place, word) in place.plan.iter().zip(plan).chain(place.code.iter().zip(words)) {
         place.store(word, Relaxed);
     }
     place.hash.store(hash, Release);

@@ -112,6 +112,13 @@ fn null_faults_however_it_is_used() {
     assert_same(&WAYS, &["null-called"]);
 }
 
+/// What the supervisor says about code is for all tracees, and no tracee can change it: a child that has given up its privileges would
+/// choose the code of its parent.
+#[test]
+fn verdicts_cannot_be_changed_by_those_without_privileges() {
+    assert_same(&WAYS, &["verdicts"]);
+}
+
 /// There is no call that could be counted: nobody is between the program and the vDSO.
 #[test]
 fn time_is_read_without_a_call() {

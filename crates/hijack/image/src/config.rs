@@ -37,6 +37,10 @@ pub struct Config {
     pub shared_page: AtomicU64,
     /// How long that is.
     pub shared_page_length: AtomicU64,
+    /// The number of the segment of verdicts, which is attached for reading.
+    pub verdicts_segment: AtomicU64,
+    /// Where that is attached.
+    pub verdicts: AtomicU64,
     /// Where the image lies.
     pub image: AtomicU64,
     /// How long it is.

@@ -39,8 +39,6 @@ pub struct SharedPage {
     pub refused_sites: AtomicU64,
     /// What executives ask of the supervisor.
     pub requests: Requests,
-    /// What the supervisor said about code, by hash: zero is free, the lowest bit says yes.
-    pub verdicts: [Verdict; VERDICTS],
     /// What rules of a policy met.
     pub rules: [RuleCount; RULES],
     /// What was called.
@@ -70,11 +68,29 @@ pub const CLAIMED_BLOCK: u32 = 1;
 /// Nobody does any more: what was counted stays.
 pub const USED_BLOCK: u32 = 2;
 
+/// What the supervisor said about code, by its hash. A segment of its own, which tracees attach for reading: what stands here becomes
+/// code of whoever reads it, and one tracee may have privileges that another lacks. All-zero bytes are valid.
+#[repr(C)]
+pub struct Verdicts {
+    places: [Verdict; VERDICTS],
+}
+
+impl Verdicts {
+    /// Where a verdict may be.
+    pub fn places(&self, hash: u64) -> impl Iterator<Item = &Verdict> {
+        // The index takes bits that the hash's mark does not.
+        let first = (hash >> 8 & 0xffff_ffff) as usize;
+        (0..8).filter_map(move |probe| self.places.get((first + probe) % VERDICTS))
+    }
+}
+
 /// What is known of a stretch of code.
 #[repr(C)]
 pub struct Verdict {
     /// Its [`code_hash`], stored last; zero: this place is free.
     pub hash: AtomicU64,
+    /// The code: another of the same hash can be found by who looks for it.
+    pub code: [AtomicU64; CODE / 8],
     /// How to rewrite it: see [`crate::rewrite_plan::RewritePlan::decode`].
     pub plan: [AtomicU64; WORDS],
 }
@@ -108,13 +124,6 @@ impl SharedPage {
     pub fn counters(&self) -> impl Iterator<Item = &[Calls; CALLS + 1]> {
         let used = |block: &&Block| block.state.load(Relaxed) != FRESH_BLOCK;
         core::iter::once(&self.calls).chain(self.blocks.iter().filter(used).map(|block| &block.calls))
-    }
-
-    /// Where a verdict may be.
-    pub fn verdict_places(&self, hash: u64) -> impl Iterator<Item = &Verdict> {
-        // The index takes bits that the hash's mark does not.
-        let first = (hash >> 8 & 0xffff_ffff) as usize;
-        (0..8).filter_map(move |probe| self.verdicts.get((first + probe) % VERDICTS))
     }
 
     /// The row of a system call.

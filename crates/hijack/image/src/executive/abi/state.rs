@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::config::Config;
-use crate::shared_page::SharedPage;
+use crate::shared_page::{SharedPage, Verdicts};
 
 /// What the supervisor writes before the image runs.
 #[cfg_attr(feature = "image", unsafe(no_mangle))]
@@ -17,6 +17,13 @@ pub(crate) fn shared_page() -> &'static SharedPage {
     let address = ORRERY_CONFIG.shared_page.load(Relaxed) as usize;
     // SAFETY: the supervisor has attached a shared page there before the image ran, and the program cannot detach it (`memory::code_ranges`).
     unsafe { &*core::ptr::with_exposed_provenance::<SharedPage>(address) }
+}
+
+/// What the supervisor said about code.
+pub(crate) fn verdicts() -> &'static Verdicts {
+    let address = ORRERY_CONFIG.verdicts.load(Relaxed) as usize;
+    // SAFETY: as for the page.
+    unsafe { &*core::ptr::with_exposed_provenance::<Verdicts>(address) }
 }
 
 /// Whether calls are counted.

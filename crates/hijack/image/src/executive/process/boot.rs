@@ -13,6 +13,7 @@ use crate::executive::process::auxv;
 use crate::nr;
 
 const PROT_READ: u64 = 1;
+const SHM_RDONLY: u64 = 0o10_000;
 const PR_SET_TIMERSLACK: u64 = 29;
 /// Nanoseconds by which timers may be late on purpose.
 const SHORTEST_SLACK: u64 = 1;
@@ -30,6 +31,12 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
             return page;
         }
         config.shared_page.store(page.cast_unsigned(), Release);
+        let verdicts = call(nr::shmat, [config.verdicts_segment.load(Relaxed), 0, SHM_RDONLY, 0, 0, 0]);
+        if failed(verdicts) {
+            call(nr::shmdt, [page.cast_unsigned(), 0, 0, 0, 0, 0]);
+            return verdicts;
+        }
+        config.verdicts.store(verdicts.cast_unsigned(), Release);
         tsc::detect();
         let (image, length) = (config.image.load(Relaxed), config.image_length.load(Relaxed));
         let (code, code_length) = (config.code.load(Relaxed), config.code_length.load(Relaxed));
@@ -55,6 +62,7 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
         }
         if failed(result) {
             call(nr::shmdt, [page.cast_unsigned(), 0, 0, 0, 0, 0]);
+            call(nr::shmdt, [verdicts.cast_unsigned(), 0, 0, 0, 0, 0]);
         }
         if failed(result) {
             return result;

@@ -14,6 +14,7 @@ use crate::executive::memory::{saved_code, stub_pages};
 use crate::executive::policy::paths;
 use crate::executive::policy::table::{Policy, policy};
 use crate::policy::Text;
+use crate::shared_page::Verdicts;
 use crate::{glob, nr};
 
 /// The name of a file whose code may be named as caller.
@@ -61,6 +62,7 @@ fn is_ours(start: u64, end: u64) -> bool {
     let within = |first: u64, length: u64| first < end && start < first + length;
     within(config.image.load(Relaxed), config.image_length.load(Relaxed))
         || within(config.shared_page.load(Relaxed), config.shared_page_length.load(Relaxed))
+        || within(config.verdicts.load(Relaxed), size_of::<Verdicts>() as u64)
         || stub_pages::overlap(start, end)
         || vfork_slots::overlap(start, end)
 }
@@ -92,7 +94,8 @@ pub(crate) fn treats(number: u64) -> bool {
 /// Calls that map, unmap or change mappings.
 #[inline(never)]
 pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
-    if number == nr::shmdt && arguments[0] == ORRERY_CONFIG.shared_page.load(Relaxed) {
+    let attached = [&ORRERY_CONFIG.shared_page, &ORRERY_CONFIG.verdicts];
+    if number == nr::shmdt && attached.iter().any(|place| place.load(Relaxed) == arguments[0]) {
         return -EINVAL;
     }
     if number == nr::shmat && arguments[2] & SHM_REMAP != 0 {

@@ -14,7 +14,7 @@ use crate::executive::process::mm;
 use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 
 use crate::config::SA_ONSTACK;
-use crate::executive::abi::state::{ORRERY_CONFIG, counted, shared_page, timed};
+use crate::executive::abi::state::{ORRERY_CONFIG, counted, timed, verdicts};
 use crate::executive::abi::supervisor::request;
 use crate::executive::abi::syscall::{address, block_signals, set_mask};
 use crate::executive::abi::trampoline::{
@@ -28,7 +28,7 @@ use crate::nr;
 use crate::nr::CALLS;
 use crate::request_slots::{CODE, SITE, YES};
 use crate::rewrite_plan::{RELOCATED, RewritePlan, SYSCALL, WORDS};
-use crate::shared_page::code_hash;
+use crate::shared_page::{Verdict, code_hash};
 
 /// What became of an attempt.
 pub(crate) enum Outcome {
@@ -78,7 +78,11 @@ pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
 fn verdict(code: &[u64; CODE / 8]) -> Option<Option<RewritePlan>> {
     let hash = code_hash(code);
     let remembered = || {
-        let place = shared_page().verdict_places(hash).find(|place| place.hash.load(Acquire) == hash)?;
+        let is_it = |place: &&Verdict| {
+            place.hash.load(Acquire) == hash
+                && place.code.iter().zip(code).all(|(place, word)| place.load(Relaxed) == *word)
+        };
+        let place = verdicts().places(hash).find(is_it)?;
         let mut words = [0; WORDS];
         for (word, place) in words.iter_mut().zip(&place.plan) {
             *word = place.load(Relaxed);
