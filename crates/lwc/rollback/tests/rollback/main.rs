@@ -24,6 +24,7 @@ orrery_testing::cases![
     memory::huge_pages_come_back,
     memory::a_large_process_is_held,
     memory::hidden_images_work,
+    memory::a_first_snapshot_commits_what_it_uses,
     memory::scattered_pages_come_back,
     memory::freed_pages_come_back,
     memory::swapped_pages_come_back,
