@@ -12,7 +12,9 @@ use crate::memory::overlay::{self, Overlay};
 use crate::memory::ranges::pages;
 use crate::requests::HANDLERS;
 use crate::rights::Rights;
+use crate::shared::program::ROOT as ROOT_SLOT;
 use crate::spawn::create::{self as spawn, SpawnSide};
+use crate::spawn::root_names;
 use crate::spec::Spec;
 use crate::state;
 use crate::switch::fast::{self, Crossed};
@@ -310,17 +312,22 @@ impl Context {
         overlay::restrict(&mut state, slot, keep)
     }
 
-    /// Closes the descriptor. The context ends if nobody else holds one.
+    /// Closes the descriptor. The context ends if nobody else holds one. The root does not, but parked, and named by nobody
+    /// except by its number ([`ROOT`]), it holds nobody any more: its own descriptors of contexts are closed.
     ///
     /// # Errors
     /// [`Error::NoContext`].
     pub fn close(self) -> Result<()> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        if let Some(peer) = state.peers[slot].take()
-            && let Some(link) = &peer.link
-        {
+        let closed = state.peers[slot].take();
+        let is_root = closed.as_ref().is_some_and(|peer| peer.context_slot == ROOT_SLOT);
+        if let Some(link) = closed.as_ref().and_then(|peer| peer.link.as_ref()) {
             link.set_closed();
+        }
+        drop(closed);
+        if is_root && state.me != ROOT_SLOT {
+            root_names::report_close(&state);
         }
         state.sweep_table();
         Ok(())

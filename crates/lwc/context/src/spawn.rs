@@ -4,3 +4,4 @@ pub(crate) mod create;
 pub(crate) mod lifetime;
 pub(crate) mod process_status;
 pub(crate) mod reaper;
+pub(crate) mod root_names;

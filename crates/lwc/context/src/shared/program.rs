@@ -125,6 +125,8 @@ const TRIES: usize = 32;
 struct Head {
     highest_seat: AtomicU32,
     highest_strand: AtomicU32,
+    /// 1 when a context has closed a descriptor of the root, until the root has looked.
+    root_was_closed: AtomicU32,
 }
 
 const STRANDS_AT: usize = size_of::<Head>();
@@ -192,6 +194,11 @@ impl Program {
     fn head(&self) -> &Head {
         // SAFETY: the memory is page-aligned, large enough, zeroed, and holds nothing but atomics.
         unsafe { self.memory.start().cast::<Head>().as_ref() }
+    }
+
+    /// Whether a context has closed a descriptor of the root: see [`crate::spawn::root_names`].
+    pub(crate) fn root_was_closed(&self) -> &AtomicU32 {
+        &self.head().root_was_closed
     }
 
     /// The logical thread of that number; of a number that is none, the first one.
