@@ -72,7 +72,8 @@ const STEPS: [&str; 12] = [
     "put on the filter of its system calls (a filtered context cannot have its own traps)",
     "get hold of what another thread held when it was created (malloc's lock, for instance): have that thread wait",
     "have the program's other threads",
-    "be isolated from other processes (it takes Landlock's scopes, Linux 6.12: leave `isolate` out)",
+    "be isolated from other processes (it takes Landlock's scopes, Linux 6.12: `isolate(false)`, in C \
+     ORRERY_CONTEXT_NOT_ISOLATED, leaves that out)",
 ];
 
 /// The step that fails where another thread held a lock of the C library.
@@ -318,8 +319,9 @@ fn live(
         settled.store(0, SeqCst);
     }
     // It binds this thread and those that come of it: all that the context will have.
-    let isolated = if spec.isolated { isolation::enter(&spec.taken()) } else { Ok(()) };
-    state.isolated |= spec.isolated;
+    let isolates = spec.isolated.unwrap_or(!state.isolated);
+    let isolated = if isolates { isolation::enter(&spec.taken()) } else { Ok(()) };
+    state.isolated |= isolates;
     let outcome = isolated
         .map_err(|errno| (11, errno))
         .and_then(|()| {

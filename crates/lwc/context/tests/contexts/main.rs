@@ -153,6 +153,7 @@ orrery_testing::cases![
     overlays_need_rights,
     rights_only_narrow,
     a_context_is_closed_to_its_like,
+    contexts_do_not_reach_the_root,
     rights_do_not_come_by_other_ways,
     privileges_that_were_given_up_stay_nowhere,
     attack_by_pointer,
