@@ -65,7 +65,9 @@
  * SIGNALS
  *
  * What the kernel raises for something that a context did (SIGSEGV, SIGFPE, SIGPIPE ...) it gets. Others go to
- * the root at once, even while another context has control, and to contexts with ORRERY_CONTEXT_SHARED_SIGNALS.
+ * the root at once, even while another context has control, and to contexts with ORRERY_CONTEXT_SHARED_SIGNALS: at
+ * once what is sent to the process group, when control next comes there what is sent to the program. A program that
+ * is stopped (Ctrl-Z, SIGSTOP) is stopped whichever context has control, and continued likewise.
  *
  * ERRORS
  *

@@ -171,6 +171,11 @@ pub fn queued_value(info: &QueuedInfo) -> Option<u64> {
     (info.code == QUEUED && info.pid == own).then_some(info.value)
 }
 
+/// Returns the process that sent a signal; `None` where the kernel did.
+pub fn sender(info: &QueuedInfo) -> Option<i32> {
+    matches!(info.code, libc::SI_USER | libc::SI_TKILL | QUEUED).then_some(info.pid)
+}
+
 /// Calls the handler that was installed before, if there was one.
 ///
 /// # Safety

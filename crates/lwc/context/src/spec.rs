@@ -101,7 +101,9 @@ impl Spec {
         self
     }
 
-    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`).
+    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`): what is sent
+    /// to the process group at once, what is sent to the program, and so to the root alone, when control next comes
+    /// there. For that the handlers that the root has are wrapped when it creates the context.
     #[must_use]
     pub fn shared_signals(mut self, yes: bool) -> Self {
         self.shared_signals = yes;

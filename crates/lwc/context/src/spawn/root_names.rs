@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::shared::control::Controller;
 use crate::shared::program::ROOT;
+use crate::spawn::process_status;
 use crate::state::State;
-use crate::threads::stop_threads;
 
 /// In a context that has closed a descriptor of the root: has the root look whether that was the last one.
 pub(crate) fn report_close(state: &State) {
@@ -47,7 +47,7 @@ pub(crate) fn release_if_unnamed(state: &mut State) {
     state.sweep_grants();
     let well_known = state.peers.iter().flatten().find(is_own).map(|peer| peer.id);
     let is_named = state.grants.iter().flatten().any(|grant| Some(grant.id) != well_known);
-    if is_named || stop_threads::others().unwrap_or(1) != 0 {
+    if is_named || process_status::other_threads().unwrap_or(1) != 0 {
         return;
     }
     for place in &mut state.peers {

@@ -381,6 +381,7 @@ impl ParkWait {
             if self.watched.as_ref().is_none_or(|watched| watched.controller != controller) {
                 self.slice = POLL_INTERVAL;
             }
+            reaper::continue_halted(state.program);
             reaper::sweep(state);
             root_names::release_if_unnamed(state);
             // Nobody has its slot, or somebody else.

@@ -38,6 +38,7 @@ use syscalls::{Sysno, syscall};
 use crate::arch;
 use crate::error::Result;
 use crate::shared::program::{MAX_THREADS, Program, own_thread};
+use crate::spawn::process_status::other_threads;
 use crate::switch::slow;
 use crate::threads::logical;
 use crate::threads::state_lock;
@@ -160,15 +161,9 @@ impl Drop for StoppedThreads {
     }
 }
 
-/// Whether the process has threads beside the calling one and a context's watcher.
-pub(crate) fn others() -> Result<usize> {
-    let own = 1 + usize::from(watcher::thread().is_some());
-    Ok(Threads::open()?.count()?.saturating_sub(own))
-}
-
 /// Lists the threads that can be held still; gives how many.
 fn list(program: &Program, context_slot: u32) -> Result<usize> {
-    if others()? == 0 || thread::shadow_stack_is_on() {
+    if other_threads()? == 0 || thread::shadow_stack_is_on() {
         return Ok(0);
     }
     let (own, watcher) = (own_thread().cast_signed(), watcher::thread());

@@ -74,7 +74,7 @@ pub(crate) fn snapshots_in_a_row_do_not_add_up() {
         let root = own_pid();
         let snap = snapshot();
         let served = words[0].fetch_add(1, Ordering::SeqCst) + 1;
-        if served % 100 == 0 {
+        if served.is_multiple_of(100) {
             // The root reaps the dead when it looks around, which may take it a while on a busy machine.
             let start = std::time::Instant::now();
             while children_of(root) > 5 && start.elapsed() < Duration::from_secs(5) {

@@ -102,6 +102,12 @@ pub(crate) fn threads_end() {
     }
 }
 
+fn spin() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
 /// What a thread of libraries may do: it blocks all signals, by way of the C library, and waits, or works.
 pub(crate) fn threads_that_block_signals_end() {
     static BLOCKED: AtomicU32 = AtomicU32::new(0);
@@ -117,8 +123,8 @@ pub(crate) fn threads_that_block_signals_end() {
                         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
                     }
                     BLOCKED.fetch_add(1, Ordering::Release);
-                    while number % 2 == 0 {
-                        std::hint::spin_loop();
+                    if number % 2 == 0 {
+                        spin();
                     }
                     std::thread::sleep(Duration::from_secs(1000));
                 });
@@ -146,7 +152,8 @@ pub(crate) fn threads_of_timers_end() {
             unsafe {
                 let mut event: libc::sigevent = std::mem::zeroed();
                 event.sigev_notify = libc::SIGEV_THREAD;
-                let function = (&raw mut event).cast::<u8>().add(16).cast::<extern "C" fn(libc::sigval)>();
+                // The value and the number of the signal come first, of 16 bytes.
+                let function = (&raw mut event).cast::<extern "C" fn(libc::sigval)>().add(2);
                 function.write(tick);
                 let mut timer: libc::timer_t = std::mem::zeroed();
                 assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer), 0);
@@ -207,8 +214,8 @@ fn deaf_thread_is_fatal(works: bool) {
             std::thread::spawn(move || {
                 orrery_sys::signals::block_all();
                 DEAF.store(1, Ordering::Release);
-                while works {
-                    std::hint::spin_loop();
+                if works {
+                    spin();
                 }
                 std::thread::sleep(Duration::from_secs(100));
             });
