@@ -96,6 +96,8 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-memory --test space_model
 	ORRERY_CONTEXTS=4095 scripts/bounded 20m \
 	    $(CARGO) test --release --locked -p orrery-context --test contexts -- hundreds_live_at_a_time
+	ORRERY_REQUESTS=100000 scripts/bounded 20m \
+	    $(CARGO) test --release --locked -p orrery-context --test contexts -- snapshots_in_a_row_do_not_add_up
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
 	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz

@@ -51,7 +51,7 @@
  * made for another context (orrery_context_syscall). orrery_context_restrict narrows what a descriptor allows, at
  * once, for all who hold it, for good. The owner of the memory checks. A context is closed to debuggers and other
  * processes of its user (PR_SET_DUMPABLE in prctl(2)), unless ORRERY_CONTEXT_DUMPABLE; the superuser can look into
- * it.
+ * it. Nor does it reach processes outside, the root for instance, unless ORRERY_CONTEXT_NOT_ISOLATED.
  *
  * SYSTEM CALLS
  *
@@ -65,7 +65,9 @@
  * SIGNALS
  *
  * What the kernel raises for something that a context did (SIGSEGV, SIGFPE, SIGPIPE ...) it gets. Others go to
- * the root at once, even while another context has control, and to contexts with ORRERY_CONTEXT_SHARED_SIGNALS.
+ * the root at once, even while another context has control, and to contexts with ORRERY_CONTEXT_SHARED_SIGNALS: at
+ * once what is sent to the process group, when control next comes there what is sent to the program. A program that
+ * is stopped (Ctrl-Z, SIGSTOP) is stopped whichever context has control, and continued likewise.
  *
  * ERRORS
  *
@@ -140,11 +142,16 @@ struct orrery_context_spec {
 #define ORRERY_CONTEXT_TRAP_SYSCALLS 0x4
 /* No thread but the calling one may ever switch there, and the others are not held still. */
 #define ORRERY_CONTEXT_SINGLE_THREAD 0x8
-/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root
- * included, nor change how they run: their limits, CPUs, scheduling and priorities (prlimit, sched_setaffinity,
- * setpriority, ioprio_set and the like fail with EPERM, unless they name the caller). It takes Landlock's scopes
- * (Linux 6.12): without them orrery_context_create fails with EOPNOTSUPP. */
+/*
+ * Contexts are isolated: they can neither signal nor trace processes that are not their own or started by them, their
+ * creator and the root included, nor change how these run: limits, CPUs, scheduling and priorities (prlimit,
+ * sched_setaffinity, setpriority, ioprio_set and the like fail with EPERM, unless they name the caller). It takes
+ * Landlock's scopes (Linux 6.12): without them orrery_context_create fails with EOPNOTSUPP. Contexts that the root
+ * creates are each isolated; what these create shares their domain. With ORRERY_CONTEXT_ISOLATED it has a domain of its
+ * own in any case, of which the kernel nests 16; with ORRERY_CONTEXT_NOT_ISOLATED it is as its creator is.
+ */
 #define ORRERY_CONTEXT_ISOLATED 0x10
+#define ORRERY_CONTEXT_NOT_ISOLATED 0x20
 
 /* How many bytes a switch carries. */
 #define ORRERY_CONTEXT_MESSAGE_MAX 65536

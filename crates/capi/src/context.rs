@@ -26,6 +26,7 @@ const DUMPABLE: c_uint = 0x2;
 const SYSTRAP: c_uint = 0x4;
 const ALONE: c_uint = 0x8;
 const ISOLATED: c_uint = 0x10;
+const NOT_ISOLATED: c_uint = 0x20;
 
 /// How many descriptors one specification of orrery_context_overlay names at most.
 const MOST_DESCRIPTORS: u32 = 4096;
@@ -418,13 +419,15 @@ unsafe fn list<'a>(specs: *const ContextSpec, count: usize) -> Result<&'a [Conte
 /// # Safety
 /// What the specifications share or unmap is the caller's to share or unmap.
 unsafe fn specification(specs: &[ContextSpec], options: c_uint) -> Result<Spec> {
-    if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP | ALONE | ISOLATED) != 0 {
+    let both = options & ISOLATED != 0 && options & NOT_ISOLATED != 0;
+    if both || options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP | ALONE | ISOLATED | NOT_ISOLATED) != 0 {
         return Err(invalid("the options of orrery_context_create", options as usize));
     }
-    let mut spec = Spec::new()
-        .shared_signals(options & SHARED_SIGNALS != 0)
-        .dumpable(options & DUMPABLE != 0)
-        .isolate(options & ISOLATED != 0);
+    let mut spec =
+        Spec::new().shared_signals(options & SHARED_SIGNALS != 0).dumpable(options & DUMPABLE != 0);
+    if options & (ISOLATED | NOT_ISOLATED) != 0 {
+        spec = spec.isolate(options & ISOLATED != 0);
+    }
     spec = spec.trap(options & SYSTRAP != 0).alone(options & ALONE != 0);
     for one in specs {
         let odd = || invalid("a specification of orrery_context_create", one.how as usize);

@@ -66,6 +66,9 @@ pub struct Ear {
     pub heed: unsafe extern "C" fn(with: *const c_void),
     /// What it is called with.
     pub with: *const c_void,
+    /// Called on the watcher's thread, with `with`, when nothing has happened for as long as it said, in milliseconds;
+    /// first at once. Bound by the same rules.
+    pub glance: Option<unsafe extern "C" fn(with: *const c_void) -> i32>,
 }
 
 // SAFETY: the stack belongs to the watcher, which only runs in the child; the rest are plain values.
@@ -93,8 +96,8 @@ impl Watcher {
     /// Lets it listen to something else, too.
     ///
     /// # Safety
-    /// `ear.heed` keeps to the rules at the top of this file, and may be called with `ear.with` for as long as the domain
-    /// lives.
+    /// `ear.heed` and `ear.glance` keep to the rules at the top of this file, and may be called with `ear.with` for as long
+    /// as the domain lives.
     pub unsafe fn listen(&mut self, ear: Ear) {
         self.ear = Some(ear);
     }
@@ -215,12 +218,26 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
     // SAFETY: main's pidfd was open at the fork. Should the program close it, poll says so below.
     let main = unsafe { BorrowedFd::borrow_raw(watcher.main) };
     let mut ear = watcher.ear;
+    let mut idle = None;
     loop {
         // SAFETY: as above.
         let other = ear.map_or(main, |ear| unsafe { BorrowedFd::borrow_raw(ear.fd) });
         let mut both =
             [PollFd::from_borrowed_fd(main, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
-        if rustix::event::poll(&mut both, None).is_err() {
+        let glance = ear.and_then(|ear| Some((ear.glance?, ear.with)));
+        if glance.is_some() && idle.is_none() {
+            idle = Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+        let Ok(found) = rustix::event::poll(&mut both, idle.as_ref().filter(|_| glance.is_some())) else {
+            continue;
+        };
+        if found == 0 {
+            if let Some((glance, with)) = glance {
+                // SAFETY: `listen`'s caller vouches for it.
+                let milliseconds = i64::from(unsafe { glance(with) }.max(1));
+                let (tv_sec, tv_nsec) = (milliseconds / 1000, milliseconds % 1000 * 1_000_000);
+                idle = Some(rustix::time::Timespec { tv_sec, tv_nsec });
+            }
             continue;
         }
         // The program closed or replaced our descriptor: then the only sign left is our parent's death.

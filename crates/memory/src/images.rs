@@ -8,7 +8,9 @@
 //! *hidden*: it is mapped nowhere and images go in and out by pread(2) and pwrite(2), so that no pointer of the program
 //! reaches another state's bytes. `make bench B=rollback` measures the price of hiding.
 //!
-//! Space is reserved with fallocate(2) before it is touched: a full shared-memory limit is an error, never a SIGBUS.
+//! The file grows from 256 KiB by doubling, and from 16 MiB on by 16 MiB at a time, so that a store has at most twice the
+//! room that it needs. A segment's window covers all of it from the beginning, of which only the part within the file is
+//! used. Room is reserved with fallocate(2) before it is touched: a full shared-memory limit is an error, never a SIGBUS.
 
 use std::os::fd::OwnedFd;
 
@@ -25,8 +27,10 @@ use crate::{Error, Result, grow};
 /// The bytes of one page.
 pub type Page = [u8; PAGE];
 
-/// Images in one segment of the file.
+/// Images in one segment of the file, and the most by which it grows at a time.
 const SEGMENT_IMAGES: usize = 4096;
+/// Images by which the file grows at least. [`SEGMENT_IMAGES`] is a multiple.
+const LEAST_STEP: usize = 64;
 const SEGMENT: usize = SEGMENT_IMAGES * PAGE;
 
 /// The name of a page's content.
@@ -80,7 +84,7 @@ pub struct Images {
     visibility: Visibility,
     /// One window per segment where the store is mapped.
     windows: HeapVec<PageRange>,
-    segments: usize,
+    /// One for each page of the file.
     slots: HeapVec<Slot>,
     free: HeapVec<u32>,
     /// Open addressing over slot numbers plus one; 0 is empty. Its length is a power of two, at least twice the images.
@@ -116,7 +120,6 @@ impl Images {
             file,
             visibility,
             windows: arena.vec(),
-            segments: 0,
             slots: arena.vec(),
             free: arena.vec(),
             index,
@@ -229,9 +232,9 @@ impl Images {
         self.stored == 0
     }
 
-    /// Returns the bytes of memory that the file takes.
+    /// Returns the bytes of memory that the file takes: at most 256 KiB or twice what its images take.
     pub fn file_bytes(&self) -> u64 {
-        (self.segments * SEGMENT) as u64
+        (self.slots.len() * PAGE) as u64
     }
 
     /// Returns the file's descriptor.
@@ -273,7 +276,7 @@ impl Images {
         match self.visibility {
             Visibility::Mapped => {
                 let to = self.mapped(slot).cast_mut();
-                // SAFETY: a free slot of a mapped segment is ours to write, and the program's page is elsewhere.
+                // SAFETY: a free slot, within the file, of a mapped segment is ours to write, and the program's page is elsewhere.
                 unsafe { page.as_ptr().copy_to_nonoverlapping(to, PAGE) };
                 Ok(())
             }
@@ -292,42 +295,51 @@ impl Images {
 
     fn free_slot(&mut self) -> Result<usize> {
         if self.free.is_empty() {
-            self.add_segment()?;
+            let step = step_from(self.slots.len());
+            match self.add_slots(step) {
+                // There may be room for less.
+                Err(Error::Store { .. } | Error::Memory { .. }) if step > LEAST_STEP => {
+                    self.add_slots(LEAST_STEP)?;
+                }
+                result => result?,
+            }
         }
         self.free.pop().map(|slot| slot as usize).ok_or(FULL)
     }
 
-    fn add_segment(&mut self) -> Result<()> {
-        let (start, end) = ((self.segments * SEGMENT) as u64, ((self.segments + 1) * SEGMENT) as u64);
+    /// Makes the file longer by `step` images, which do not reach beyond its last segment.
+    fn add_slots(&mut self, step: usize) -> Result<()> {
         let first = self.slots.len();
-        if first + SEGMENT_IMAGES > MOST_IMAGES {
+        if first + step > MOST_IMAGES {
             return Err(FULL);
         }
+        let (start, end) = ((first * PAGE) as u64, ((first + step) * PAGE) as u64);
         // Every slot may be free at once, and freeing one must not fail.
-        grow(&mut self.slots, SEGMENT_IMAGES)?;
-        let free = first + SEGMENT_IMAGES - self.free.len();
+        grow(&mut self.slots, step)?;
+        let free = first + step - self.free.len();
         grow(&mut self.free, free)?;
         grow(&mut self.windows, 1)?;
         let store_error = |errno| Error::Store { bytes: end, errno };
         file_may_end_at(end).map_err(store_error)?;
         ftruncate(&self.file, end).map_err(store_error)?;
+        let is_mapped = self.visibility == Visibility::Hidden || first / SEGMENT_IMAGES < self.windows.len();
         let reserved = rustix::io::retry_on_intr(|| {
-            fallocate(&self.file, FallocateFlags::empty(), start, SEGMENT as u64)
+            fallocate(&self.file, FallocateFlags::empty(), start, (step * PAGE) as u64)
         })
         .map_err(store_error)
-        .and_then(|()| if self.visibility == Visibility::Mapped { self.map_segment(start) } else { Ok(()) });
+        .and_then(|()| if is_mapped { Ok(()) } else { self.map_segment(start) });
         if let Err(error) = reserved {
             // Back to the old size, so that trying again later starts clean.
             let _ = ftruncate(&self.file, start);
             return Err(error);
         }
-        self.segments += 1;
-        self.slots.resize(first + SEGMENT_IMAGES, Slot::default());
+        self.slots.resize(first + step, Slot::default());
         // The lowest slots are handed out first.
-        self.free.extend((first..first + SEGMENT_IMAGES).rev().map(number));
+        self.free.extend((first..first + step).rev().map(number));
         Ok(())
     }
 
+    /// Maps the segment that begins at `offset`, the part beyond the file's end, too.
     fn map_segment(&mut self, offset: u64) -> Result<()> {
         let window = self.arena.window(SEGMENT)?;
         // SAFETY: the window is ours and empty.
@@ -406,7 +418,13 @@ impl Images {
     }
 }
 
-/// Returns the number of a slot; `add_segment` keeps them below [`MOST_IMAGES`].
+/// Returns by how many images a file of `images` grows: it doubles, and fills its segments exactly.
+fn step_from(images: usize) -> usize {
+    let segment_rest = SEGMENT_IMAGES - images % SEGMENT_IMAGES;
+    images.clamp(LEAST_STEP, SEGMENT_IMAGES).min(segment_rest)
+}
+
+/// Returns the number of a slot; `add_slots` keeps them below [`MOST_IMAGES`].
 fn number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
@@ -466,24 +484,119 @@ mod tests {
         rustix::fs::fcntl_add_seals(&images.file, rustix::fs::SealFlags::GROW).unwrap();
         let error = (2..u16::MAX).find_map(|n| images.store(&page(n)).err()).unwrap();
         assert!(matches!(error, Error::Store { .. }), "{error}");
-        assert_eq!(images.len(), SEGMENT_IMAGES);
+        assert_eq!(images.len() * PAGE, usize::try_from(size).unwrap());
         assert_eq!(images.file_bytes(), size);
         assert_eq!(images.bytes(first).unwrap(), &*page(1));
+    }
+
+    /// Returns how many pages the file has, whether they were written or not.
+    fn allocated(images: &Images) -> usize {
+        let blocks = rustix::fs::fstat(&images.file).unwrap().st_blocks;
+        usize::try_from(blocks).unwrap() * 512 / PAGE
+    }
+
+    #[test]
+    fn room_grows_with_use() {
+        for visibility in [Visibility::Mapped, Visibility::Hidden] {
+            let arena = Arena::reserve().unwrap();
+            let mut images = Images::new(arena, visibility).unwrap();
+            assert_eq!(allocated(&images), 0);
+            for n in 1..20_000 {
+                images.store(&page(n)).unwrap();
+                let (used, most) = (usize::from(n), usize::from(n).clamp(64, SEGMENT_IMAGES));
+                if n.is_power_of_two() || n % 509 == 0 {
+                    let allocated = allocated(&images);
+                    assert!((used..used + most).contains(&allocated), "{allocated} pages for {used} images");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn little_room_is_used_to_the_end() {
+        let arena = Arena::reserve().unwrap();
+        let mut images = Images::new(arena, Visibility::Mapped).unwrap();
+        for n in 1..=128 {
+            images.store(&page(n)).unwrap();
+        }
+        in_a_fork(|| {
+            // The next step would be 128 pages. Where these do not fit, half of them may.
+            limit(200);
+            for n in 129..=192 {
+                images.store(&page(n)).unwrap();
+            }
+            assert!(matches!(images.store(&page(193)), Err(Error::Store { .. })));
+            assert_eq!((images.len(), allocated(&images)), (192, 192));
+            limit(1 << 20);
+            for n in 193..5000 {
+                images.store(&page(n)).unwrap();
+            }
+            assert!((1..5000).all(|n| images.store(&page(n)).is_ok()));
+            assert_eq!(images.len(), 4999);
+        });
+    }
+
+    /// Bounds how large files may become, in pages.
+    fn limit(pages: u64) {
+        let size = Some(pages * PAGE as u64);
+        let limit = rustix::process::Rlimit { current: size, maximum: None };
+        rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
+    }
+
+    /// Runs `check` in a child process, which a panic of `check` fails.
+    fn in_a_fork(check: impl FnOnce()) {
+        // SAFETY: the child runs `check` and ends; the C library keeps its allocator consistent across fork(2).
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_ok();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!passed)) };
+        }
+        let mut status = 0;
+        // SAFETY: writes to the status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn freed_room_is_used_again_and_a_fork_reads_all() {
+        let arena = Arena::reserve().unwrap();
+        for visibility in [Visibility::Mapped, Visibility::Hidden] {
+            let mut images = Images::new(arena, visibility).unwrap();
+            let mut stored: Vec<Image> = (1..10_000).map(|n| images.store(&page(n)).unwrap()).collect();
+            let pages = allocated(&images);
+            for n in (1..10_000_u16).step_by(3) {
+                images.release(stored[usize::from(n) - 1]);
+            }
+            for n in (1..10_000_u16).step_by(3) {
+                stored[usize::from(n) - 1] = images.store(&page(n + 20_000)).unwrap();
+            }
+            assert_eq!(allocated(&images), pages);
+            let right = || {
+                (1..10_000_u16).all(|n| {
+                    let seed = if n % 3 == 1 { n + 20_000 } else { n };
+                    *images.bytes(stored[usize::from(n) - 1]).unwrap() == *page(seed)
+                })
+            };
+            assert!(right());
+            in_a_fork(|| assert!(right()));
+        }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn behaves_like_a_counted_map(
-            operations in proptest::collection::vec((any::<bool>(), 0_u16..600), 1..3000),
+            operations in proptest::collection::vec((0..4_u8, 0_u16..6000), 1..9000),
             hidden in any::<bool>(),
         ) {
             let arena = Arena::reserve().unwrap();
             let visibility = if hidden { Visibility::Hidden } else { Visibility::Mapped };
             let mut images = Images::new(arena, visibility).unwrap();
             let mut model: HashMap<u16, (Image, u32)> = HashMap::new();
-            for (store, seed) in operations {
-                if store {
+            for (kind, seed) in operations {
+                // Three of four store, so that the file grows in several steps.
+                if kind > 0 {
                     let image = images.store(&page(seed)).unwrap();
                     let entry = model.entry(seed).or_insert((image, 0));
                     prop_assert_eq!(entry.0, image);

@@ -65,6 +65,17 @@ impl AsFd for Statm {
     }
 }
 
+/// How a thread is (proc_pid_status(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// The signals that it blocks.
+    pub blocked: crate::signals::Mask,
+    /// Its state: `R` (runs, or waits for a processor), `S` (sleeps), `D` (sleeps and takes no signal), others.
+    pub state: u8,
+    /// How long it ran, in milliseconds, counted in ticks.
+    pub processor_time: u64,
+}
+
 /// `/proc/self/task`, kept open.
 #[derive(Debug)]
 pub struct Threads {
@@ -89,6 +100,53 @@ impl Threads {
             rustix::fs::fstat(&self.fd).map_err(|e| Error::new("fstat /proc/self/task", 0, e))?.st_nlink;
         // The directory has one link for itself, one in its parent, and one per thread.
         Ok(usize::try_from(links).unwrap_or(usize::MAX).saturating_sub(2))
+    }
+
+    /// Returns how thread `thread` is, from its `status` and `stat` files; `None` where it has ended.
+    pub fn condition(&self, thread: i32) -> Option<Condition> {
+        let mut condition = Condition { blocked: 0, state: b'?', processor_time: 0 };
+        let mut line = Text::<64>::default();
+        let mut known = false;
+        self.read(thread, "status", |byte| {
+            use core::fmt::Write;
+            if byte != b'\n' {
+                // What is longer is of no interest.
+                let _ = line.write_char(char::from(byte));
+                return;
+            }
+            let text = core::str::from_utf8(line.as_bytes()).unwrap_or_default();
+            match text.split_once(':').map(|(name, value)| (name, value.trim())) {
+                Some(("State", value)) => condition.state = value.as_bytes().first().copied().unwrap_or(b'?'),
+                Some(("SigBlk", value)) => {
+                    known = u64::from_str_radix(value, 16).map(|mask| condition.blocked = mask).is_ok();
+                }
+                _ => {}
+            }
+            line = Text::default();
+        })?;
+        // Field 2 is the name, in parentheses, and may hold any other byte; 14 and 15 are times, in USER_HZ.
+        let (mut field, mut number) = (0, 0_u64);
+        self.read(thread, "stat", |byte| match byte {
+            b')' => (field, number) = (2, 0),
+            b' ' => {
+                if matches!(field, 14 | 15) {
+                    condition.processor_time += number * 10;
+                }
+                (field, number) = (field + 1, 0);
+            }
+            digit => number = number.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))),
+        })?;
+        (known && !matches!(condition.state, b'Z' | b'X')).then_some(condition)
+    }
+
+    /// Calls `each` with every byte of a file of thread `thread`.
+    fn read(&self, thread: i32, name: &str, each: impl FnMut(u8)) -> Option<()> {
+        use core::fmt::Write;
+        let mut path = Text::<32>::default();
+        write!(path, "{thread}/{name}").ok()?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.fd, path.as_bytes(), flags, rustix::fs::Mode::empty()).ok()?;
+        read_from_start(&file, "pread /proc/self/task", each).ok()
     }
 
     /// Calls `each` with every thread's number.
@@ -295,6 +353,24 @@ pub fn file_may_end_at(end: u64) -> rustix::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_are_seen_to_block_signals() {
+        let threads = Threads::open().unwrap();
+        let own = rustix::thread::gettid().as_raw_pid();
+        let before = crate::signals::set_mask(crate::signals::mask_of(&[libc::SIGUSR2, 64]));
+        let condition = threads.condition(own).unwrap();
+        crate::signals::set_mask(before);
+        assert_eq!(condition.blocked, crate::signals::mask_of(&[libc::SIGUSR2, 64]));
+        assert_eq!(condition.state, b'R');
+        while threads.condition(own).unwrap().processor_time < condition.processor_time + 30 {
+            std::hint::spin_loop();
+        }
+        let ended = std::thread::spawn(|| rustix::thread::gettid().as_raw_pid()).join().unwrap();
+        while threads.condition(ended).is_some() {
+            std::thread::yield_now();
+        }
+    }
 
     #[test]
     fn threads_are_counted() {

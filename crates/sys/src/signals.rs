@@ -155,6 +155,68 @@ pub fn send_to_thread(process: i32, thread: i32, signal: i32) -> Result<()> {
     Ok(())
 }
 
+/// `SIGSETXID` of the GNU C library, with which setuid(2) and the like reach all threads of a program. signal(7) calls it
+/// internal: pthread_sigmask(3) leaves it out of every mask, so that only a thread that calls rt_sigprocmask(2) itself
+/// blocks it, and the C library ignores whatever was not sent by tgkill(2). A handler that is put before the C library's
+/// tells its own signals by [`queued_value`], and passes others on ([`pass_on`]).
+pub const INTERNAL: i32 = 33;
+
+/// `SI_QUEUE`.
+const QUEUED: i32 = -1;
+
+/// `siginfo_t` of a queued signal.
+#[repr(C)]
+#[derive(Debug)]
+pub struct QueuedInfo {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    padding: i32,
+    pid: i32,
+    uid: u32,
+    value: u64,
+    rest: [u64; 12],
+}
+
+/// Queues `signal` with `value` to thread `thread` of the calling process (rt_tgsigqueueinfo(2)). Async-signal-safe.
+///
+/// # Errors
+/// `ESRCH` where it is gone, `EAGAIN` where too many are queued.
+pub fn queue_to_thread(thread: i32, signal: i32, value: u64) -> Result<()> {
+    let pid = rustix::process::getpid().as_raw_pid();
+    let info = QueuedInfo { signal, errno: 0, code: QUEUED, padding: 0, pid, uid: 0, value, rest: [0; 12] };
+    // SAFETY: the kernel reads one siginfo of 128 bytes.
+    unsafe { syscall!(Sysno::rt_tgsigqueueinfo, pid, thread, signal, &raw const info) }
+        .map_err(|e| Error::raw("rt_tgsigqueueinfo", usize::try_from(thread).unwrap_or(0), e))?;
+    Ok(())
+}
+
+/// Returns the value with which the calling process queued a signal; `None` where it was sent in another way.
+pub fn queued_value(info: &QueuedInfo) -> Option<u64> {
+    let own = rustix::process::getpid().as_raw_pid();
+    (info.code == QUEUED && info.pid == own).then_some(info.value)
+}
+
+/// Returns the process that sent a signal; `None` where the kernel did.
+pub fn sender(info: &QueuedInfo) -> Option<i32> {
+    matches!(info.code, libc::SI_USER | libc::SI_TKILL | QUEUED).then_some(info.pid)
+}
+
+/// Calls the handler that was installed before, if there was one.
+///
+/// # Safety
+/// `former` is [`Action::handler`] of the disposition that `signal` had; `info` and `context` are what the kernel passed
+/// to the handler that calls this.
+pub unsafe fn pass_on(former: usize, signal: i32, info: *const QueuedInfo, context: *mut core::ffi::c_void) {
+    if former > 1 {
+        type Handler = extern "C" fn(i32, *const QueuedInfo, *mut core::ffi::c_void);
+        // SAFETY: it was installed for this signal.
+        let handler =
+            unsafe { core::mem::transmute::<*const (), Handler>(core::ptr::with_exposed_provenance(former)) };
+        handler(signal, info, context);
+    }
+}
+
 /// Returns from a signal handler (rt_sigreturn(2)). It is what [`Action::restorer`] points to; nothing calls it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]

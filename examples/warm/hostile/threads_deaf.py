@@ -1,5 +1,5 @@
 # expect: exit 0
-# worker: may be replaced
+# worker: stays
 """Leaves a thread of pure C behind that has blocked every signal."""
 import ctypes
 import signal

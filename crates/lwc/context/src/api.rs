@@ -12,7 +12,9 @@ use crate::memory::overlay::{self, Overlay};
 use crate::memory::ranges::pages;
 use crate::requests::HANDLERS;
 use crate::rights::Rights;
+use crate::shared::program::ROOT as ROOT_SLOT;
 use crate::spawn::create::{self as spawn, SpawnSide};
+use crate::spawn::{root_names, signal_forwarding};
 use crate::spec::Spec;
 use crate::state;
 use crate::switch::fast::{self, Crossed};
@@ -62,7 +64,12 @@ pub fn root() -> Result<Context> {
 /// Those of [`create`].
 pub fn create_here(spec: &Spec) -> Result<Created> {
     let mut state = state_lock::hold_or_become_root(&HANDLERS)?;
-    spawn::create(&mut state, spec).map(|born| match born {
+    let born = spawn::create(&mut state, spec);
+    let born = match state.shared_signals {
+        None => born,
+        Some(_) => deliver_signals(state, born),
+    };
+    born.map(|born| match born {
         SpawnSide::Creator(context) => Created::Creator(context),
         SpawnSide::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
     })
@@ -114,11 +121,15 @@ impl Context {
     pub fn switch(self, word: u64, bytes: &[u8]) -> Result<Arrival> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        match fast::cross(&mut state, slot, word, bytes) {
+        let arrival = match fast::cross(&mut state, slot, word, bytes) {
             Crossed::Back { caller, word, bytes } => Ok(Arrival { caller, word, bytes, call: None }),
             Crossed::Out => slow::park(&mut state, Some(slot), None),
             Crossed::OutForLong => slow::park_asleep(&mut state, slot),
             Crossed::No => slow::switch(&mut state, slot, word, bytes, None),
+        };
+        match state.shared_signals {
+            None => arrival,
+            Some(_) => deliver_signals(state, arrival),
         }
     }
 
@@ -129,7 +140,11 @@ impl Context {
     pub fn switch_within(self, word: u64, bytes: &[u8], limit: Duration) -> Result<Arrival> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        slow::switch(&mut state, slot, word, bytes, Some(limit))
+        let arrival = slow::switch(&mut state, slot, word, bytes, Some(limit));
+        match state.shared_signals {
+            None => arrival,
+            Some(_) => deliver_signals(state, arrival),
+        }
     }
 
     /// Has that context keep its state as it is now, parked, for the case that it is killed. Its death is an error of
@@ -310,17 +325,22 @@ impl Context {
         overlay::restrict(&mut state, slot, keep)
     }
 
-    /// Closes the descriptor. The context ends if nobody else holds one.
+    /// Closes the descriptor. The context ends if nobody else holds one. The root does not, but parked, and named by nobody
+    /// except by its number ([`ROOT`]), it holds nobody any more: its own descriptors of contexts are closed.
     ///
     /// # Errors
     /// [`Error::NoContext`].
     pub fn close(self) -> Result<()> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        if let Some(peer) = state.peers[slot].take()
-            && let Some(link) = &peer.link
-        {
+        let closed = state.peers[slot].take();
+        let is_root = closed.as_ref().is_some_and(|peer| peer.context_slot == ROOT_SLOT);
+        if let Some(link) = closed.as_ref().and_then(|peer| peer.link.as_ref()) {
             link.set_closed();
+        }
+        drop(closed);
+        if is_root && state.me != ROOT_SLOT {
+            root_names::report_close(&state);
         }
         state.sweep_table();
         Ok(())
@@ -338,6 +358,17 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
     let range = pages(start.addr(), length)?;
     let mut state = held(-1)?;
     overlay::undo(&mut state, range)
+}
+
+/// Control has come, with `arrival`: sends the calling thread the signals that the root has had and this context has not.
+/// Handlers run without the turn at the state, so that they may use contexts as any code may.
+#[cold]
+fn deliver_signals<T>(mut state: state_lock::Held, arrival: T) -> T {
+    let (program, me) = (state.program, state.me);
+    let missed = state.shared_signals.as_mut().map(|shared| shared.missed(program, me)).unwrap_or_default();
+    drop(state);
+    signal_forwarding::send(&missed);
+    arrival
 }
 
 /// The state of a process that knows contexts.

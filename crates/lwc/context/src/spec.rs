@@ -9,8 +9,8 @@ use crate::syscalls::filter::Calls;
 /// What a new context has of its creator.
 ///
 /// By default it has a copy of all memory (copy-on-write), all descriptors and all credentials, no right to its
-/// creator's memory, deaf ears for signals that are not its own doing, and is closed to debuggers (`PR_SET_DUMPABLE` in
-/// prctl(2)).
+/// creator's memory, deaf ears for signals that are not its own doing, is closed to debuggers (`PR_SET_DUMPABLE` in
+/// prctl(2)), and isolated from processes outside ([`Spec::isolate`]).
 #[derive(Clone, Debug, Default)]
 pub struct Spec {
     pub(crate) share: Vec<(usize, usize)>,
@@ -25,7 +25,8 @@ pub struct Spec {
     pub(crate) trap: bool,
     pub(crate) callable: Calls,
     pub(crate) fetchable: Vec<(u32, u32)>,
-    pub(crate) isolated: bool,
+    /// Whether it is isolated; unless said otherwise, if its creator is not.
+    pub(crate) isolated: Option<bool>,
     pub(crate) alone: bool,
     pub(crate) stays_behind: bool,
 }
@@ -100,7 +101,9 @@ impl Spec {
         self
     }
 
-    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`).
+    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`): what is sent
+    /// to the process group at once, what is sent to the program, and so to the root alone, when control next comes
+    /// there. For that the handlers that the root has are wrapped when it creates the context.
     #[must_use]
     pub fn shared_signals(mut self, yes: bool) -> Self {
         self.shared_signals = yes;
@@ -117,14 +120,19 @@ impl Spec {
 
     /// Whether the new context is kept from all processes that are not its own or started by it, even from those of the
     /// same user: it can neither signal nor trace them, its creator and the root included, be they open to debuggers or
-    /// not, nor reach them by abstract Unix sockets. No program that it executes gains privileges (`no_new_privs` in
-    /// prctl(2)).
+    /// not, nor reach them by abstract Unix sockets, nor change how they run. No program that it executes gains
+    /// privileges (`no_new_privs` in prctl(2)).
+    ///
+    /// By default it is: contexts that the root creates are each isolated, and what these create shares their domain.
+    /// With `true` it has a domain of its own in any case, of which the kernel nests 16. With `false` it is as its
+    /// creator is: an attacker who runs code in a context of the root's can then read the root's memory, take its
+    /// descriptors, and signal it.
     ///
     /// It takes Landlock's scopes (Linux 6.12): without them [`create`](crate::create) fails with
-    /// [`Error::Birth`]. What an isolated context creates shares its domain, unless that is isolated itself.
+    /// [`Error::Birth`], unless isolation is left out.
     #[must_use]
     pub fn isolate(mut self, yes: bool) -> Self {
-        self.isolated = yes;
+        self.isolated = Some(yes);
         self
     }
 

@@ -30,6 +30,7 @@ use crate::shared::control::Controller;
 use crate::shared::link::Link;
 use crate::shared::program::{ContextSlot, Place, Program, ROOT};
 use crate::spawn::lifetime::Lifetime;
+use crate::spawn::signal_forwarding::Shared;
 use crate::switch::loan::Loan;
 use crate::syscalls::listener::Listener;
 use crate::threads::per_thread::entry;
@@ -144,6 +145,10 @@ pub(crate) struct State {
     serials: u32,
     /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
     pub(crate) had_listener: bool,
+    /// Whether what is sent to the program reaches us, or those that we create.
+    pub(crate) hears_program: bool,
+    /// What we know of the root's signals, where we share them.
+    pub(crate) shared_signals: Option<Box<Shared>>,
 }
 
 impl State {
@@ -180,6 +185,8 @@ impl State {
             marked_files: Vec::new(),
             serials: 0,
             had_listener: false,
+            hears_program: true,
+            shared_signals: None,
         };
         root.name_itself()?;
         Ok(root)

@@ -1,17 +1,19 @@
 //! Signal handlers of the engine. Everything here is async-signal-safe: system calls, atomics, and memory of the arena.
 //!
-//! While a closure runs, fatal signals end it rather than the process, and the *control signal* carries what the engine
-//! has to say: a time limit that ran out, a thread that must end, an ending that another thread asked for.
+//! While a closure runs, fatal signals end it rather than the process, and the *control signal* reaches the thread that
+//! runs it: a time limit has run out, or another thread asked for the end. Threads that must end get a signal that the C
+//! library lets nobody block ([`signals::INTERNAL`]).
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use orrery_sys::signals::{self, Action, Mask};
+use orrery_sys::signals::{self, Action, Mask, QueuedInfo};
 use orrery_sys::thread;
 use syscalls::{Sysno, syscall};
 
 use crate::engine::{self, Ending};
 
-/// The signal between the engine and the threads of the process: a real-time signal that C libraries leave alone.
+/// The signal between the engine and the thread that runs a closure: a real-time signal that C libraries leave alone.
 pub const CONTROL_SIGNAL: i32 = 60;
 
 /// Signals that would end the process and end the closure instead.
@@ -46,6 +48,43 @@ pub(crate) unsafe fn install() -> orrery_sys::Result<()> {
 pub(crate) unsafe fn install_control() -> orrery_sys::Result<()> {
     // SAFETY: the handler is async-signal-safe.
     unsafe { signals::set_action(CONTROL_SIGNAL, &action(on_control as *const () as usize, Mask::MAX)) }
+}
+
+/// What a thread that must end is sent, beside [`signals::INTERNAL`].
+const END: u64 = u64::MAX;
+/// What handled that signal before: the C library, in programs that had other threads.
+static FORMER: AtomicUsize = AtomicUsize::new(0);
+
+/// Installs the handler by which threads end.
+///
+/// # Errors
+/// As for [`install`].
+///
+/// # Safety
+/// The engine is at work, and puts back the disposition that was captured before any thread goes on.
+pub(crate) unsafe fn install_end() -> orrery_sys::Result<()> {
+    let handler = on_end as *const () as usize;
+    let former = signals::action(signals::INTERNAL)?;
+    if former.handler != handler {
+        FORMER.store(former.handler, Ordering::Release);
+    }
+    // SAFETY: the handler is async-signal-safe.
+    unsafe { signals::set_action(signals::INTERNAL, &action(handler, Mask::MAX)) }
+}
+
+/// Asks a thread to end.
+pub(crate) fn send_end(thread: i32) {
+    let _ = signals::queue_to_thread(thread, signals::INTERNAL, END);
+}
+
+extern "C" fn on_end(signal: i32, info: *const QueuedInfo, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo.
+    if signals::queued_value(unsafe { &*info }) != Some(END) {
+        // SAFETY: the disposition before ours, and what the kernel passed.
+        unsafe { signals::pass_on(FORMER.load(Ordering::Acquire), signal, info, context) };
+    } else if engine::role() == engine::Role::Doomed {
+        thread::exit()
+    }
 }
 
 const fn fatal_mask() -> Mask {
@@ -99,15 +138,14 @@ extern "C" fn on_control(_: i32, info: *const Info, _: *mut c_void) {
     match engine::role() {
         engine::Role::Owner if from_timer => engine::end_from_here(Ending::TimedOut),
         engine::Role::Owner => engine::end_as_asked(),
-        engine::Role::Doomed => thread::exit(),
-        engine::Role::Bystander => {}
+        engine::Role::Doomed | engine::Role::Bystander => {}
     }
 }
 
 /// Waits for the end that another thread is going to bring.
 pub(crate) fn wait_for_the_end() -> ! {
-    // Only the control signal may wake us.
-    signals::set_mask(Mask::MAX & !signals::mask_of(&[CONTROL_SIGNAL]));
+    // Only what ends us may wake us.
+    signals::set_mask(Mask::MAX & !signals::mask_of(&[signals::INTERNAL]));
     loop {
         // SAFETY: pause takes nothing.
         let _ = unsafe { syscall!(Sysno::pause) };

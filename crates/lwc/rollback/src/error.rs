@@ -88,7 +88,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Leftover {
-    /// This thread does not end; it blocks the signal that would end it.
+    /// This thread does not end: it blocks the signal that would end it, by a system call of its own.
     Thread(i32),
     /// This child process cannot be killed.
     Child(i32),
@@ -109,7 +109,11 @@ pub enum Leftover {
 impl fmt::Display for Leftover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Thread(id) => write!(f, "thread {id} blocks the signal that would end it"),
+            Self::Thread(id) => write!(
+                f,
+                "thread {id} does not end: signal {} is blocked there by rt_sigprocmask(2), or it waits in the kernel",
+                orrery_sys::signals::INTERNAL
+            ),
             Self::Child(pid) => write!(f, "child process {pid} cannot be killed"),
             Self::Descriptor(fd) => write!(f, "descriptor {fd} was closed and its file cannot be had again"),
             Self::Directory => write!(f, "the working directory cannot be entered any more"),

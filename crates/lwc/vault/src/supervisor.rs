@@ -345,7 +345,7 @@ impl State {
         let heard = line.twin().heard();
         let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(&socket).as_raw_fd(), line.mark())
             .map_err(|_| Errno::NOMEM)?;
-        let ear = Ear { fd: socket.as_raw_fd(), heed: leave, with: std::ptr::null() };
+        let ear = Ear { fd: socket.as_raw_fd(), heed: leave, with: std::ptr::null(), glance: None };
         // SAFETY: `leave` makes one system call and does not return.
         unsafe { watcher.listen(ear) };
         watcher.start()?;

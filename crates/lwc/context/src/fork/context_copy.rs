@@ -46,6 +46,7 @@ use crate::peers::socket::{inode, own_pidfd};
 use crate::shared::link::Link;
 use crate::shared::program::{DECLINED, Program, own_thread};
 use crate::spawn::lifetime::Lifetime;
+use crate::spawn::signal_forwarding::{self, Shared};
 use crate::state::State;
 use crate::switch::slow;
 use crate::syscalls::filter::Calls;
@@ -167,6 +168,7 @@ fn become_double(
     let here = ForkMessage { what: HERE, context_slot: me, index: own, ..ForkMessage::default() };
     here.send(line.as_fd(), &[pidfd.as_fd()]).map_err(failed)?;
 
+    signal_forwarding::forget_program();
     // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are
     // broken off, or is replaced.
     unsafe { state.program.leave() };
@@ -189,6 +191,10 @@ fn become_double(
     state.program.clear_place(logical_thread, me);
     place.thread.store(own_thread(), SeqCst);
     let lifetime = Lifetime::make(state.program, me)?;
+    let program = state.program;
+    if let Some(shared) = &mut state.shared_signals {
+        **shared = Shared::from_now_on(program, me);
+    }
     state.lifetime = Some(lifetime);
     for (slot, grant) in state.grants.iter().enumerate() {
         if let Some(grant) = grant {

@@ -24,6 +24,7 @@ use crate::peers::socket::own_pidfd;
 use crate::shared::link::Link;
 use crate::shared::program::{COPY_REQUESTED, DECLINED, Program, ROOT};
 use crate::spawn::reaper;
+use crate::spawn::signal_forwarding;
 use crate::state::State;
 use crate::threads::logical;
 use crate::threads::state_lock;
@@ -77,9 +78,11 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     state.logical_thread = logical_thread;
     state.forget_threads();
     let ready = distribute(state, doubles, &pidfd, until);
+    signal_forwarding::forget_program();
     // SAFETY: this thread is the only one, and uses the new one from here on.
     unsafe { former.leave() };
     state.program = Box::leak(Box::new(program));
+    signal_forwarding::set_slot(state.program, ROOT);
     state.creator = Creator::here();
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(state.main) };

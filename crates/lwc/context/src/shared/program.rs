@@ -47,6 +47,8 @@ pub(crate) struct ContextSlot {
     pub(crate) spare_strand: AtomicU32,
     /// The logical thread in whose place the kernel marks the context's death: that of its creation.
     pub(crate) marked: AtomicU32,
+    /// 1 where the context has stopped because the program was stopped, until the root has it continue.
+    pub(crate) halted: AtomicU32,
 }
 
 impl ContextSlot {
@@ -125,13 +127,22 @@ const TRIES: usize = 32;
 struct Head {
     highest_seat: AtomicU32,
     highest_strand: AtomicU32,
+    /// 1 when a context has closed a descriptor of the root, until the root has looked.
+    root_was_closed: AtomicU32,
+    /// 1 when a context has stopped because the program was, until the root has looked.
+    has_halted: AtomicU32,
+    /// How many signals the root's wrapped handlers were called for.
+    root_signals: AtomicU32,
 }
 
 const STRANDS_AT: usize = size_of::<Head>();
 const SEATS_AT: usize = STRANDS_AT + MAX_THREADS * size_of::<LogicalThread>();
 const PLACES_AT: usize = SEATS_AT + MAX_CONTEXTS * size_of::<ContextSlot>();
 const NAMES_AT: usize = PLACES_AT + MAX_THREADS * MAX_CONTEXTS * size_of::<Place>();
-const LENGTH: usize = NAMES_AT + NAMES * size_of::<Name>();
+const SIGNALS_AT: usize = NAMES_AT + NAMES * size_of::<Name>();
+/// Counters of a context's signals, by number, of which there is no 0.
+const SIGNALS: usize = orrery_sys::signals::LAST as usize + 1;
+const LENGTH: usize = SIGNALS_AT + MAX_CONTEXTS * SIGNALS * size_of::<AtomicU32>();
 
 /// The memory that all contexts of a program share.
 #[derive(Debug)]
@@ -192,6 +203,29 @@ impl Program {
     fn head(&self) -> &Head {
         // SAFETY: the memory is page-aligned, large enough, zeroed, and holds nothing but atomics.
         unsafe { self.memory.start().cast::<Head>().as_ref() }
+    }
+
+    /// Whether a context has closed a descriptor of the root: see [`crate::spawn::root_names`].
+    pub(crate) fn root_was_closed(&self) -> &AtomicU32 {
+        &self.head().root_was_closed
+    }
+
+    /// How many signals the root had whose handlers are wrapped: see [`crate::spawn::signal_forwarding`].
+    pub(crate) fn root_signals(&self) -> &AtomicU32 {
+        &self.head().root_signals
+    }
+
+    /// How many of a signal the context of a slot had; of a number that is none, of 0.
+    pub(crate) fn signals(&self, context_slot: u32, signal: i32) -> &AtomicU32 {
+        let signal = usize::try_from(signal).ok().filter(|signal| *signal < SIGNALS).unwrap_or(0);
+        let index = sound(context_slot) * SIGNALS + signal;
+        // SAFETY: as for the head, with the counters behind the names, as many for each slot.
+        unsafe { self.memory.start().add(SIGNALS_AT).cast::<AtomicU32>().add(index).as_ref() }
+    }
+
+    /// Whether any context has stopped because the program was: see [`crate::spawn::job_control`].
+    pub(crate) fn has_halted(&self) -> &AtomicU32 {
+        &self.head().has_halted
     }
 
     /// The logical thread of that number; of a number that is none, the first one.
@@ -373,6 +407,7 @@ impl Program {
                 }
                 context_slot.settled.store(0, SeqCst);
                 context_slot.checkpoint_pid.store(0, SeqCst);
+                context_slot.halted.store(0, SeqCst);
                 context_slot.marked.store(logical_thread, SeqCst);
                 self.head().highest_seat.fetch_max(number, SeqCst);
                 return Ok(number);

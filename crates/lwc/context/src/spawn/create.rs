@@ -31,9 +31,11 @@ use crate::peers::socket::receive_on;
 use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::{ROOT, own_thread};
+use crate::spawn::job_control;
 use crate::spawn::lifetime::Lifetime;
 use crate::spawn::process_status;
 use crate::spawn::reaper;
+use crate::spawn::signal_forwarding;
 use crate::spec::{Checked, Spec};
 use crate::state::State;
 use crate::switch::slow;
@@ -72,7 +74,8 @@ const STEPS: [&str; 12] = [
     "put on the filter of its system calls (a filtered context cannot have its own traps)",
     "get hold of what another thread held when it was created (malloc's lock, for instance): have that thread wait",
     "have the program's other threads",
-    "be isolated from other processes (it takes Landlock's scopes, Linux 6.12: leave `isolate` out)",
+    "be isolated from other processes (it takes Landlock's scopes, Linux 6.12: `isolate(false)`, in C \
+     ORRERY_CONTEXT_NOT_ISOLATED, leaves that out)",
 ];
 
 /// The step that fails where another thread held a lock of the C library.
@@ -112,7 +115,12 @@ pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<SpawnSide> {
     reaper::sweep(state);
     state.sweep_table();
     share_all(state, &checked.share)?;
-    let threaded = stop_threads::others()? != 0;
+    if spec.shared_signals && state.me == ROOT {
+        let engines = signals::mask_of(&[orrery_rollback::CONTROL_SIGNAL, libc::SIGKILL, libc::SIGSTOP]);
+        let kept = signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED | engines;
+        signal_forwarding::wrap_handlers(state.program, !kept);
+    }
+    let threaded = process_status::other_threads()? != 0;
     for _ in 1..ATTEMPTS {
         match attempt(state, spec, &checked, threaded) {
             Err(Error::Birth { step, .. }) if step == STEPS[HELD_UP] => {}
@@ -310,16 +318,18 @@ fn live(
     let number = ends.context_slot;
     state.keep();
     let settled = &state.program.context_slot(number).settled;
-    let deaf =
-        if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED) };
+    let stopping = job_control::stop_by_terminal();
+    let heard = signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED | stopping;
+    let deaf = if spec.shared_signals { 0 } else { !heard };
     if threaded {
         settled.store(TRYING, SeqCst);
         stop_threads::try_locks();
         settled.store(0, SeqCst);
     }
     // It binds this thread and those that come of it: all that the context will have.
-    let isolated = if spec.isolated { isolation::enter(&spec.taken()) } else { Ok(()) };
-    state.isolated |= spec.isolated;
+    let isolates = spec.isolated.unwrap_or(!state.isolated);
+    let isolated = if isolates { isolation::enter(&spec.taken()) } else { Ok(()) };
+    state.isolated |= isolates;
     let outcome = isolated
         .map_err(|errno| (11, errno))
         .and_then(|()| {
@@ -330,6 +340,10 @@ fn live(
         Ok(slot) => {
             state.publish_descriptors();
             let mask = mask | deaf;
+            state.hears_program &= spec.shared_signals;
+            let (program, me) = (state.program, state.me);
+            let shared = || Box::new(signal_forwarding::Shared::from_now_on(program, me));
+            state.shared_signals = state.hears_program.then(shared);
             signals::set_mask(mask);
             settled.store(1, SeqCst);
             let _ = futex::wake(settled, futex::Flags::empty(), 1);
@@ -424,6 +438,7 @@ fn settle(
     let taken = spec.taken();
     let filtered = spec.trap || !taken.is_empty();
     if filtered {
+        job_control::leave_root_alone();
         rustix::thread::set_no_new_privs(true).map_err(at(8))?;
     }
     let thread = watcher.start().map_err(at(5))?;

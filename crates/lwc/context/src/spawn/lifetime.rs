@@ -13,6 +13,7 @@ use syscalls::{Sysno, syscall};
 
 use crate::error::{Error, Result};
 use crate::shared::program::{MAX_CONTEXTS, Program};
+use crate::spawn::{job_control, signal_forwarding};
 use crate::syscalls::listener_transfer::{self, ListenerTransfer};
 
 /// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
@@ -45,14 +46,17 @@ impl Lifetime {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map(orrery_sys::descriptors::raise)
             .map_err(|e| Error::system("epoll_create1", 0, e))?;
-        Ok(Box::leak(Box::new(Self {
+        let lifetime = Box::leak(Box::new(Self {
             epoll,
             held: AtomicI32::new(0),
             hung_up: [const { AtomicU8::new(0) }; 2 * MAX_CONTEXTS],
             program,
             me,
             transfer: AtomicPtr::new(std::ptr::null_mut()),
-        })))
+        }));
+        job_control::set_slot(program, me);
+        signal_forwarding::set_slot(program, me);
+        Ok(lifetime)
     }
 
     pub(crate) fn descriptor(&self) -> RawFd {
@@ -65,7 +69,8 @@ impl Lifetime {
     }
 
     pub(crate) fn ear(&'static self) -> Ear {
-        Ear { fd: self.epoll.as_raw_fd(), heed: on_event, with: std::ptr::from_ref(self).cast() }
+        let with = std::ptr::from_ref(self).cast();
+        Ear { fd: self.epoll.as_raw_fd(), heed: on_event, with, glance: Some(on_glance) }
     }
 
     /// In a context that was just created: closes its copy of its creator's epoll instance, through which it could
@@ -110,6 +115,13 @@ impl Lifetime {
             flag.store(0, Ordering::SeqCst);
         }
     }
+}
+
+/// On the watcher's thread: stops the context with the program.
+unsafe extern "C" fn on_glance(with: *const c_void) -> i32 {
+    // SAFETY: `ear` passed a lifetime, which is never freed.
+    let lifetime = unsafe { &*with.cast::<Lifetime>() };
+    job_control::follow_root(lifetime.program, lifetime.me)
 }
 
 /// On the watcher's thread: notes which grants were hung up, and ends the context if that was the last one.

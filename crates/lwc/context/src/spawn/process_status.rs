@@ -2,7 +2,17 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use orrery_rollback::watcher;
+use orrery_sys::process::Threads;
 use rustix::process::Pid;
+
+use crate::error::Result;
+
+/// How many threads the calling process has beside the calling one and a context's watcher.
+pub(crate) fn other_threads() -> Result<usize> {
+    let own = 1 + usize::from(watcher::thread().is_some());
+    Ok(Threads::open()?.count()?.saturating_sub(own))
+}
 
 /// Whether a process is stopped by a signal or a debugger.
 pub(crate) fn is_stopped(pidfd: BorrowedFd<'_>) -> bool {

@@ -139,6 +139,33 @@ pub(crate) fn serve(program: &Program, me: u32, logical_thread: u32) {
     let _ = futex::wake(&asked.request, futex::Flags::empty(), u32::MAX >> 1);
 }
 
+/// In the root: has those contexts continue that stopped because it was stopped.
+pub(crate) fn continue_halted(program: &Program) {
+    if program.has_halted().load(Ordering::SeqCst) == 0 || program.has_halted().swap(0, Ordering::SeqCst) == 0
+    {
+        return;
+    }
+    let foreign = FOREIGN.lock();
+    for context_slot in program.used() {
+        if program.context_slot(context_slot).halted.swap(0, Ordering::SeqCst) == 0 {
+            continue;
+        }
+        if let Some(pidfd) = foreign.pidfd(context_slot) {
+            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::CONT);
+        } else if let Some(pid) = program.pid(context_slot)
+            && is_child(pid)
+        {
+            let _ = rustix::process::kill_process(pid, Signal::CONT);
+        }
+    }
+}
+
+/// Whether a number, which is read from memory that every context can write, is that of a hidden child of ours.
+fn is_child(pid: Pid) -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
+    rustix::process::waitid(WaitId::Pid(pid), look).is_ok()
+}
+
 /// Without the root, whose child it is.
 fn kill_alone(program: &Program, context_slot: u32, victim: u32) -> End {
     if let Some(pid) = program.pid(context_slot).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim) {
@@ -178,9 +205,7 @@ fn reap_child(program: &Program, context_slot: u32, victim: u32) -> End {
             conclude(&mut foreign, program, context_slot, end)
         }
         Some(pid) => {
-            // The number is read from memory that every context can write: only a hidden child of ours is killed.
-            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
-            if rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
+            if is_child(pid) {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
             let end = wait(pid, WaitIdOptions::empty()).unwrap_or(End::Unknown);

@@ -18,6 +18,7 @@ use crate::shared::control::Controller;
 use crate::shared::link::{RawReplySlot, ReplySlot};
 use crate::shared::program::ROOT;
 use crate::spawn::reaper;
+use crate::spawn::root_names;
 use crate::state::State;
 use crate::switch::cpu;
 use crate::switch::priority;
@@ -380,7 +381,9 @@ impl ParkWait {
             if self.watched.as_ref().is_none_or(|watched| watched.controller != controller) {
                 self.slice = POLL_INTERVAL;
             }
+            reaper::continue_halted(state.program);
             reaper::sweep(state);
+            root_names::release_if_unnamed(state);
             // Nobody has its slot, or somebody else.
             let dead = program.pid(controller.context_slot()).is_none()
                 || program.controller(controller.context_slot()) != controller;

@@ -24,6 +24,7 @@ use crate::shared::link::{Kind, Message, ROOM};
 use crate::shared::program::{COPY_REQUESTED, NOBODY, ROOT, UNKNOWN_PEER};
 use crate::spawn::process_status;
 use crate::spawn::reaper;
+use crate::spawn::root_names;
 use crate::state::State;
 use crate::switch::cpu;
 use crate::switch::park::{MOMENT, NAP, ParkWait, WatchedContext};
@@ -344,6 +345,9 @@ fn wait(
         }
         if state.me != me {
             continue;
+        }
+        if root_names::was_closed(state) {
+            root_names::release_if_unnamed(state);
         }
         vigil.expect_next_message(state);
         if let Some(WatchedContext { descriptor, context_slot, pid, .. }) = vigil.died_silently {

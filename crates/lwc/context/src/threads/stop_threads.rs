@@ -30,7 +30,7 @@ use std::time::Duration;
 use orrery_domain::Moment;
 use orrery_sys::process::Threads;
 use orrery_sys::seccomp::{self, Filter, Scope};
-use orrery_sys::signals::{self, Action, Mask};
+use orrery_sys::signals::{self, Action, INTERNAL as SIGNAL, Mask, QueuedInfo};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
@@ -38,21 +38,18 @@ use syscalls::{Sysno, syscall};
 use crate::arch;
 use crate::error::Result;
 use crate::shared::program::{MAX_THREADS, Program, own_thread};
+use crate::spawn::process_status::other_threads;
 use crate::switch::slow;
 use crate::threads::logical;
 use crate::threads::state_lock;
 use orrery_rollback::watcher;
 use orrery_sys::{rseq, thread};
 
-/// `SIGSETXID` of the GNU C library.
-const SIGNAL: i32 = 33;
 /// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take
 /// seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long its creator sleeps before it looks whether those who do not answer have ended.
 const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// `SI_QUEUE`.
-const QUEUED: i32 = -1;
 
 /// A thread that is asked to hold still.
 #[derive(Debug)]
@@ -164,27 +161,21 @@ impl Drop for StoppedThreads {
     }
 }
 
-/// Whether the process has threads beside the calling one and a context's watcher.
-pub(crate) fn others() -> Result<usize> {
-    let own = 1 + usize::from(watcher::thread().is_some());
-    Ok(Threads::open()?.count()?.saturating_sub(own))
-}
-
 /// Lists the threads that can be held still; gives how many.
 fn list(program: &Program, context_slot: u32) -> Result<usize> {
-    if others()? == 0 || thread::shadow_stack_is_on() {
+    if other_threads()? == 0 || thread::shadow_stack_is_on() {
         return Ok(0);
     }
     let (own, watcher) = (own_thread().cast_signed(), watcher::thread());
-    let mut threads = Vec::new();
-    Threads::open()?.for_each(|thread| {
+    let (directory, mut threads) = (Threads::open()?, Vec::new());
+    directory.for_each(|thread| {
         if thread != own && Some(thread) != watcher {
             threads.push(thread);
         }
     })?;
     let mut asked = 0;
     for thread in threads {
-        if asked == STOPS.len() || !listens(thread) {
+        if asked == STOPS.len() || !listens(&directory, thread) {
             continue;
         }
         let thread = thread.unsigned_abs();
@@ -202,14 +193,8 @@ fn list(program: &Program, context_slot: u32) -> Result<usize> {
 }
 
 /// Whether a thread does not block the signal.
-fn listens(thread: i32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")) else {
-        return false;
-    };
-    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let blocked = line("SigBlk:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
-    let ended = line("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
-    blocked.is_some_and(|mask| mask & NEVER_BLOCKED == 0) && !ended
+fn listens(threads: &Threads, thread: i32) -> bool {
+    threads.condition(thread).is_some_and(|condition| condition.blocked & NEVER_BLOCKED == 0)
 }
 
 fn is_there(process: i32, thread: u32) -> bool {
@@ -218,25 +203,9 @@ fn is_there(process: i32, thread: u32) -> bool {
     there.map_err(syscalls::Errno::into_raw) != Err(libc::ESRCH)
 }
 
-/// `siginfo_t` of a queued signal.
-#[repr(C)]
-struct Info {
-    signal: i32,
-    errno: i32,
-    code: i32,
-    padding: i32,
-    pid: i32,
-    uid: u32,
-    value: u64,
-    rest: [u64; 12],
-}
-
 fn send(thread: u32, index: usize, round: u32) -> bool {
-    let pid = rustix::process::getpid().as_raw_pid();
     let value = u64::from(round) << 32 | index as u64;
-    let info = Info { signal: SIGNAL, errno: 0, code: QUEUED, padding: 0, pid, uid: 0, value, rest: [0; 12] };
-    // SAFETY: the kernel reads one siginfo of 128 bytes.
-    unsafe { syscall!(Sysno::rt_tgsigqueueinfo, pid, thread, SIGNAL, &raw const info) }.is_ok()
+    signals::queue_to_thread(thread.cast_signed(), SIGNAL, value).is_ok()
 }
 
 fn install_once() -> Result<()> {
@@ -279,14 +248,16 @@ struct Frame {
     mask: Mask,
 }
 
-extern "C" fn on_signal(signal: i32, info: *const Info, frame: *mut Frame) {
+extern "C" fn on_signal(signal: i32, info: *const QueuedInfo, frame: *mut Frame) {
     // SAFETY: the kernel passes a valid siginfo.
-    let queued = unsafe { &*info };
-    let (index, round) = (queued.value & 0xffff_ffff, queued.value >> 32);
-    let stop = usize::try_from(index).ok().and_then(|index| STOPS.get(index));
-    let ours = queued.code == QUEUED && queued.pid == rustix::process::getpid().as_raw_pid();
-    let Some(stop) = stop.filter(|_| ours) else {
-        pass_on(signal, info, frame);
+    let value = signals::queued_value(unsafe { &*info });
+    let stop = value.and_then(|value| {
+        let index = usize::try_from(value & 0xffff_ffff).ok()?;
+        Some((STOPS.get(index)?, value >> 32))
+    });
+    let Some((stop, round)) = stop else {
+        // SAFETY: the disposition before ours, and what the kernel passed.
+        unsafe { signals::pass_on(FORMER.load(SeqCst), signal, info, frame.cast()) };
         return;
     };
     let current = ROUND.load(SeqCst);
@@ -314,17 +285,6 @@ extern "C" fn on_signal(signal: i32, info: *const Info, frame: *mut Frame) {
     if copied == 1 {
         // SAFETY: the kernel's frame lies above us on this stack, until we return.
         begin(stop, unsafe { &mut *frame });
-    }
-}
-
-fn pass_on(signal: i32, info: *const Info, frame: *mut Frame) {
-    let former = FORMER.load(SeqCst);
-    if former > 1 {
-        type Handler = extern "C" fn(i32, *const Info, *mut Frame);
-        // SAFETY: it was installed for this signal.
-        let handler =
-            unsafe { std::mem::transmute::<*const (), Handler>(std::ptr::with_exposed_provenance(former)) };
-        handler(signal, info, frame);
     }
 }
 
@@ -459,12 +419,12 @@ mod tests {
 
     #[test]
     fn what_is_not_ours_is_passed_on() {
-        extern "C" fn note(signal: i32, _: *const Info, _: *mut Frame) {
+        extern "C" fn note(signal: i32, _: *const QueuedInfo, _: *mut Frame) {
             PASSED.store(signal, SeqCst);
         }
         FORMER.store(note as *const () as usize, SeqCst);
         // SAFETY: all-zero is a siginfo.
-        let info: Info = unsafe { std::mem::zeroed() };
+        let info: QueuedInfo = unsafe { std::mem::zeroed() };
         on_signal(SIGNAL, &raw const info, std::ptr::null_mut());
         assert_eq!(PASSED.load(SeqCst), SIGNAL);
         FORMER.store(0, SeqCst);

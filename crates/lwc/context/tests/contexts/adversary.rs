@@ -130,7 +130,7 @@ fn is_refused(attack: Attack, works: bool) {
     rich.restrict(&[]).unwrap();
     let context = Target { pid: descriptor(told.word), address, descriptor: file, caught: &words[2] };
     let root = std::process::id().cast_signed();
-    let poor = create(&Spec::new().isolate(true), move |start| {
+    let poor = create(&Spec::new(), move |start| {
         CAUGHT.store(words[4].as_ptr(), Ordering::SeqCst);
         let file = descriptor(start.arrival.word);
         let root = Target { pid: root, address, descriptor: file, caught: &words[3] };

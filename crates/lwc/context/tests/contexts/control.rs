@@ -202,7 +202,8 @@ pub(crate) fn a_handler_may_not_switch_from_within() {
     // do as any other code. What it may not, switch, is the test.
     unsafe { libc::signal(libc::SIGUSR1, switch_in_handler as extern "C" fn(i32) as usize) };
     let other = create(
-        &Spec::new(),
+        // It signals the root, which isolated ones may not.
+        &Spec::new().isolate(false),
         server(move |_| {
             // The root is parked in its switch.
             kill(root, Signal::USR1);

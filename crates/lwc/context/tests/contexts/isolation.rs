@@ -1,6 +1,6 @@
 //! What a context without a right could try.
 
-use orrery_context::{Context, FromCaller, Overlay, Rights, Spec, create};
+use orrery_context::{Context, Error, FromCaller, Overlay, Rights, Spec, create};
 use rustix::process::dumpable_behavior;
 
 use crate::pages::Pages;
@@ -15,6 +15,77 @@ pub(crate) fn a_context_is_closed_to_its_like() {
     assert_eq!(open_ways(pid_of(closed), memory.address()), [""; 0]);
     if open_ways(pid_of(open), memory.address()).is_empty() {
         println!("this kernel closes all processes to each other (Yama?): nothing to compare with");
+    }
+}
+
+/// What code in a context reaches of the process `pid`, which has a secret at `address`.
+fn reached(pid: i32, address: usize) -> String {
+    let mut found = String::new();
+    let mut bytes = [0_u8; 10];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 10 };
+    let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: 10 };
+    // SAFETY: writes to the buffer, within its length.
+    if unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } == 10 {
+        found += "memory ";
+    }
+    // SAFETY: takes numbers, and gives a new descriptor or an error.
+    let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    // SAFETY: likewise.
+    if pidfd >= 0 && unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, 0, 0) } >= 0 {
+        found += "descriptors ";
+    }
+    // SAFETY: a signal that is none.
+    if unsafe { libc::kill(pid, 0) } == 0 {
+        found += "signals ";
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: asks for a limit.
+    if unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, std::ptr::null(), &raw mut limit) } == 0 {
+        found += "limits ";
+    }
+    found
+}
+
+/// Contexts are isolated unless that is left out, those that contexts create with them, however deep.
+pub(crate) fn contexts_do_not_reach_the_root() {
+    fn nested(depth: u32, root: i32, address: usize) -> String {
+        if depth == 0 {
+            return reached(root, address);
+        }
+        let inner = create(&Spec::new(), move |start| {
+            let found = nested(depth - 1, root, address);
+            start.arrival.caller.switch(0, found.as_bytes()).unwrap();
+            unreachable!();
+        });
+        String::from_utf8(inner.unwrap().switch(0, &[]).unwrap().bytes).unwrap()
+    }
+    assert!(become_ordinary());
+    let memory = Pages::new(1);
+    memory.put(b"the secret");
+    let (root, address) = (std::process::id().cast_signed(), memory.address());
+    let attack = |spec: &Spec, depth: u32| {
+        let attacker = create(spec, move |start| {
+            let found = nested(depth, root, address);
+            start.arrival.caller.switch(0, found.as_bytes()).unwrap();
+            unreachable!();
+        })?;
+        let found = attacker.switch(0, &[]).unwrap().bytes;
+        attacker.close().unwrap();
+        Ok(String::from_utf8(found).unwrap())
+    };
+    let open = attack(&Spec::new().isolate(false), 0).unwrap();
+    let is_open = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
+        .map_or(true, |scope| scope.trim() == "0");
+    assert_eq!(open, if is_open { "memory descriptors signals limits " } else { "signals limits " });
+    for (spec, depth) in
+        [(Spec::new(), 0), (Spec::new().isolate(true), 0), (Spec::new(), 1), (Spec::new(), 20)]
+    {
+        match attack(&spec, depth) {
+            Err(Error::Birth { step, errno }) if step.contains("isolated") => {
+                return orrery_testing::skipped!("no isolation here ({errno})");
+            }
+            found => assert_eq!(found.unwrap(), "", "{spec:?}, {depth} deep"),
+        }
     }
 }
 

@@ -49,16 +49,108 @@ pub(crate) fn it_lives_while_anybody_holds_it() {
     await_end_of(pid);
 }
 
-/// The paper's Algorithm 1: the first state is closed by the second, that one by the third, and so on.
-pub(crate) fn the_root_may_be_closed() {
-    fn snapshot() -> Context {
-        loop {
-            match create_here(&Spec::new()).unwrap() {
-                Created::Creator(snap) => return snap,
-                Created::Context(start) => start.arrival.caller.close().unwrap(),
-            }
+/// A context that is as the calling one is now; returns again in it when somebody switches there (the paper's
+/// Algorithm 1).
+fn snapshot() -> Context {
+    loop {
+        match create_here(&Spec::new()).unwrap() {
+            Created::Creator(snap) => return snap,
+            Created::Context(start) => start.arrival.caller.close().unwrap(),
         }
     }
+}
+
+/// How many processes there are that `pid` is the parent of.
+fn children_of(pid: u64) -> usize {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    std::fs::read_to_string(path).unwrap().split_whitespace().count()
+}
+
+/// Algorithm 1 over many requests: a state that was closed ends, the root's part in it, too, which nobody can return to.
+pub(crate) fn snapshots_in_a_row_do_not_add_up() {
+    let requests = std::env::var("ORRERY_REQUESTS").map_or(2000, |number| number.parse().unwrap());
+    let words = shared_words();
+    let status = in_child(|| {
+        let root = own_pid();
+        let snap = snapshot();
+        let served = words[0].fetch_add(1, Ordering::SeqCst) + 1;
+        if served.is_multiple_of(100) {
+            // The root reaps the dead when it looks around, which may take it a while on a busy machine.
+            let start = std::time::Instant::now();
+            while children_of(root) > 5 && start.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let count = u64::try_from(children_of(root)).unwrap();
+            words[1].fetch_max(count, Ordering::SeqCst);
+            if count > 64 {
+                std::process::exit(1);
+            }
+        }
+        if served == requests {
+            std::process::exit(17);
+        }
+        let _ = snap.switch(0, &[]);
+        unreachable!();
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 17);
+    assert_eq!(words[0].load(Ordering::SeqCst), requests);
+    assert!(words[1].load(Ordering::SeqCst) <= 64, "{words:?}");
+}
+
+/// Who lives by the root's names alone, which nobody can use any more, ends; the root itself goes on by its number.
+pub(crate) fn an_unnamed_root_holds_nobody() {
+    let held = create(&Spec::new(), |start| {
+        start.arrival.caller.close().unwrap();
+        let root = orrery_context::root().unwrap();
+        loop {
+            root.switch(own_pid(), &[]).unwrap();
+        }
+    })
+    .unwrap();
+    let first = held.switch(0, &[]).unwrap();
+    let pid = first.word;
+    let other = create(&Spec::new(), move |start| {
+        let caller = start.arrival.caller;
+        assert!(is_running(pid));
+        // Copies of names are names, and it has introduced itself by a second one.
+        held.close().unwrap();
+        first.caller.close().unwrap();
+        caller.close().unwrap();
+        await_end_of(pid);
+        let root = orrery_context::root().unwrap();
+        loop {
+            root.switch(7, &[]).unwrap();
+        }
+    })
+    .unwrap();
+    let arrival = other.switch(0, &[]).unwrap();
+    assert_eq!(arrival.word, 7);
+    assert!(matches!(held.switch(0, &[]), Err(Error::NoContext { .. } | Error::Gone { .. })));
+    assert!(matches!(other.switch(0, &[]), Err(Error::NoContext { .. })));
+    // Whoever came has introduced itself.
+    assert_eq!(arrival.caller.switch(0, &[]).unwrap().word, 7);
+    arrival.caller.close().unwrap();
+}
+
+/// A root that anybody still names keeps what it holds.
+pub(crate) fn a_named_root_keeps_its_names() {
+    let held = create(&Spec::new(), server(|_| own_pid())).unwrap();
+    let pid = held.switch(0, &[]).unwrap().word;
+    let other = create(&Spec::new(), move |start| {
+        let caller = start.arrival.caller;
+        held.close().unwrap();
+        std::thread::sleep(Duration::from_millis(1200));
+        loop {
+            caller.switch(0, &[]).unwrap();
+        }
+    })
+    .unwrap();
+    other.switch(0, &[]).unwrap();
+    assert_eq!(held.switch(0, &[]).unwrap().word, pid);
+}
+
+/// The paper's Algorithm 1: the first state is closed by the second, that one by the third, and so on.
+pub(crate) fn the_root_may_be_closed() {
     let words = shared_words();
     let status = in_child(|| {
         let mut state = 0;

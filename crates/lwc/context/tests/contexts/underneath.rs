@@ -3,7 +3,7 @@
 use orrery_context::{Spec, create};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
-use crate::support::{own_pid, server, shared_words};
+use crate::support::{own_pid, server, shared_page, shared_words};
 
 fn status(pid: u64, name: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -84,4 +84,47 @@ pub(crate) fn record_locks_are_not_inherited() {
     )
     .unwrap();
     assert_eq!(other.switch(0, &[]).unwrap().word, own_pid(), "the root's lock is in its way");
+}
+
+/// Mutexes that note who took them note a thread's number, which it has in one context only; plain ones do not.
+pub(crate) fn locks_that_know_their_owner_know_a_context() {
+    let page = shared_page().cast::<libc::pthread_mutex_t>();
+    let kinds = [libc::PTHREAD_MUTEX_NORMAL, libc::PTHREAD_MUTEX_RECURSIVE, libc::PTHREAD_MUTEX_ERRORCHECK];
+    // SAFETY: the mutexes lie in a page that stays, one behind the other, and are made before they are used.
+    let mutex = move |index: usize| unsafe { page.add(index) };
+    for (index, kind) in kinds.into_iter().enumerate() {
+        // SAFETY: the attributes are made here, of zeros, and used as pthread_mutexattr_init(3) has it.
+        unsafe {
+            let mut attributes: libc::pthread_mutexattr_t = std::mem::zeroed();
+            libc::pthread_mutexattr_init(&raw mut attributes);
+            libc::pthread_mutexattr_setpshared(&raw mut attributes, libc::PTHREAD_PROCESS_SHARED);
+            libc::pthread_mutexattr_settype(&raw mut attributes, kind);
+            assert_eq!(libc::pthread_mutex_init(mutex(index), &raw const attributes), 0);
+        }
+    }
+    // SAFETY: mutexes that were made above, in memory that both have.
+    let unlock = move |index: usize| unsafe { libc::pthread_mutex_unlock(mutex(index)) };
+    // SAFETY: as above.
+    let try_lock = move |index: usize| unsafe { libc::pthread_mutex_trylock(mutex(index)) };
+    let other = create(
+        &Spec::new(),
+        server(move |word| {
+            let index = usize::try_from(word & 0xff).unwrap();
+            u64::from(if word >> 8 == 0 { try_lock(index) } else { unlock(index) }.unsigned_abs())
+        }),
+    )
+    .unwrap();
+    let there = |word: u64| i32::try_from(other.switch(word, &[]).unwrap().word).unwrap();
+    for (index, unlocked) in [(0, 0), (1, libc::EPERM), (2, libc::EPERM)] {
+        assert_eq!(try_lock(index), 0);
+        let index = u64::try_from(index).unwrap();
+        assert_eq!(there(index), libc::EBUSY, "kind {index}");
+        assert_eq!(there(index | 0x100), unlocked, "kind {index}");
+    }
+    // Released where they were taken, they are free everywhere.
+    for index in [1, 2] {
+        assert_eq!(unlock(index), 0);
+        let index = u64::try_from(index).unwrap();
+        assert_eq!((there(index), there(index | 0x100)), (0, 0));
+    }
 }

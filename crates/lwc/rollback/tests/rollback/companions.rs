@@ -102,20 +102,121 @@ pub(crate) fn threads_end() {
     }
 }
 
+fn spin() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// What a thread of libraries may do: it blocks all signals, by way of the C library, and waits, or works.
+pub(crate) fn threads_that_block_signals_end() {
+    static BLOCKED: AtomicU32 = AtomicU32::new(0);
+    let mut rollback = rollback();
+    for _ in 0..5 {
+        let outcome = rollback.run(|| {
+            for number in 0..4 {
+                std::thread::spawn(move || {
+                    // SAFETY: all-zero is a set, which the calls write and read.
+                    unsafe {
+                        let mut all: libc::sigset_t = std::mem::zeroed();
+                        libc::sigfillset(&raw mut all);
+                        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+                    }
+                    BLOCKED.fetch_add(1, Ordering::Release);
+                    if number % 2 == 0 {
+                        spin();
+                    }
+                    std::thread::sleep(Duration::from_secs(1000));
+                });
+            }
+            while BLOCKED.load(Ordering::Acquire) < 4 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert_eq!(outcome, Ok(Outcome::Returned));
+        assert_eq!(std::fs::read_dir("/proc/self/task").unwrap().count(), 1);
+    }
+}
+
+/// The C library has a thread behind such timers, which blocks all signals that it can.
+pub(crate) fn threads_of_timers_end() {
+    static TICKS: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn tick(_: libc::sigval) {
+        TICKS.fetch_add(1, Ordering::Release);
+    }
+    let mut rollback = rollback();
+    for _ in 0..5 {
+        let outcome = rollback.run(|| {
+            // SAFETY: the event, of which zero is a value, is written as sigevent(3type) has it for SIGEV_THREAD: a
+            // function and attributes, of which there are none, behind the kind.
+            unsafe {
+                let mut event: libc::sigevent = std::mem::zeroed();
+                event.sigev_notify = libc::SIGEV_THREAD;
+                // The value and the number of the signal come first, of 16 bytes.
+                let function = (&raw mut event).cast::<extern "C" fn(libc::sigval)>().add(2);
+                function.write(tick);
+                let mut timer: libc::timer_t = std::mem::zeroed();
+                assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer), 0);
+                let mut every: libc::itimerspec = std::mem::zeroed();
+                every.it_value.tv_nsec = 1_000_000;
+                every.it_interval.tv_nsec = 1_000_000;
+                assert_eq!(libc::timer_settime(timer, 0, &raw const every, std::ptr::null_mut()), 0);
+            }
+            while TICKS.load(Ordering::Acquire) < 3 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert_eq!(outcome, Ok(Outcome::Returned));
+        assert_eq!(std::fs::read_dir("/proc/self/task").unwrap().count(), 1);
+    }
+}
+
+/// Changing the user, which the C library does by the signal that ends threads, works in a closure.
+pub(crate) fn users_change_in_all_threads_of_a_closure() {
+    let mut rollback = rollback();
+    let kept = KeptBuffer::with_capacity(100).unwrap();
+    for _ in 0..2 {
+        let outcome = rollback.run(|| {
+            let (sender, receiver) = std::sync::mpsc::channel::<()>();
+            let other = std::thread::spawn(move || {
+                let _ = receiver.recv();
+                // SAFETY: asks for a number.
+                unsafe { libc::getuid() }
+            });
+            // SAFETY: takes numbers; the user becomes the one that it is.
+            let answer = unsafe { libc::setresuid(libc::getuid(), libc::geteuid(), libc::geteuid()) };
+            drop(sender);
+            // SAFETY: asks for a number.
+            let same = other.join().unwrap() == unsafe { libc::getuid() };
+            tell(&kept, &format!("{answer} {same};"));
+        });
+        assert_eq!(outcome, Ok(Outcome::Returned));
+    }
+    assert_eq!(kept.bytes(), b"0 true;0 true;");
+}
+
+/// A thread that blocks signals by a system call of its own cannot be ended: the process says which, soon.
 pub(crate) fn a_deaf_thread_is_fatal() {
+    for works in [false, true] {
+        deaf_thread_is_fatal(works);
+    }
+}
+
+fn deaf_thread_is_fatal(works: bool) {
     static DEAF: AtomicU32 = AtomicU32::new(0);
+    let (mut reader, writer) = std::io::pipe().unwrap();
     // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: the string ends with a zero; nobody owns descriptor 2.
-        unsafe {
-            let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY);
-            libc::dup2(null, 2);
-        }
+        // SAFETY: takes numbers; nobody owns descriptor 2.
+        unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&writer), 2) };
         let _ = rollback().run(|| {
-            std::thread::spawn(|| {
+            std::thread::spawn(move || {
                 orrery_sys::signals::block_all();
                 DEAF.store(1, Ordering::Release);
+                if works {
+                    spin();
+                }
                 std::thread::sleep(Duration::from_secs(100));
             });
             while DEAF.load(Ordering::Acquire) == 0 {
@@ -125,10 +226,18 @@ pub(crate) fn a_deaf_thread_is_fatal() {
         // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
     }
+    drop(writer);
     let mut status = 0;
-    // SAFETY: writes to the status.
-    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    // SAFETY: all-zero is a usage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes to the status and the usage.
+    unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
     assert_eq!(libc::WEXITSTATUS(status), orrery_rollback::EXIT_BROKEN);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut said).unwrap();
+    assert!(said.contains("does not end: signal 33 is blocked there by rt_sigprocmask(2)"), "{said}");
+    // It slept for 50 us at a time, 20,000 times, until it gave up.
+    assert!(works || usage.ru_nvcsw < 5_000, "it looked {} times", usage.ru_nvcsw);
 }
 
 pub(crate) fn parked_threads_go_on() {

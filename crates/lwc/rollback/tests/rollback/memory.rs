@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use orrery_rollback::{KeptBuffer, Outcome, Rollback};
 
-use super::common::{map, rollback, tell};
+use super::common::{map, open_descriptors, rollback, tell};
 
 pub(crate) fn memory_comes_back() {
     static GLOBAL: AtomicU32 = AtomicU32::new(1);
@@ -119,6 +119,33 @@ pub(crate) fn a_large_process_is_held() {
     if rollback.mechanisms().unwrap().0 == "wp_async" {
         assert!(statistics.image_bytes < 100 << 20, "most pages stay where they are: {statistics:?}");
     }
+}
+
+/// A first snapshot commits shared memory for what it stores, and for no more than as much again.
+pub(crate) fn a_first_snapshot_commits_what_it_uses() {
+    let mut rollback = rollback();
+    let mut number = 1;
+    rollback.run(|| number = 2).unwrap();
+    assert_eq!(number, 1);
+    let (statistics, _) = rollback.statistics().unwrap();
+    let committed = committed_files();
+    let most = 2 * statistics.images * 4096 + (256 << 10);
+    assert!(committed > 0 && committed <= most, "{committed} bytes, and {statistics:?}");
+}
+
+/// How much memory the files in memory have that this process has open.
+fn committed_files() -> usize {
+    let mut blocks = 0;
+    for (number, target) in open_descriptors() {
+        if target.starts_with("/memfd:") {
+            // SAFETY: all-zero is a stat, which the call writes.
+            let mut found: libc::stat = unsafe { std::mem::zeroed() };
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::fstat(number, &raw mut found) }, 0);
+            blocks += usize::try_from(found.st_blocks).unwrap();
+        }
+    }
+    blocks * 512
 }
 
 pub(crate) fn hidden_images_work() {

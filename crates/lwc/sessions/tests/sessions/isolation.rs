@@ -93,6 +93,19 @@ pub(crate) fn what_sessions_have_in_common_is_there_once() {
     std::hint::black_box((&ballast, wiped));
 }
 
+/// Each session commits memory for the pages that it writes, not for those that it may write.
+pub(crate) fn a_session_commits_what_it_uses() {
+    let mut pool = pool(Pool::builder().ready(2).spare(0));
+    for _ in 0..3 {
+        let mut client = Client::begin(&mut pool);
+        client.ask(&mut pool, "scribble 1").unwrap();
+        let committed: u64 = client.ask(&mut pool, "committed").unwrap().parse().unwrap();
+        assert!(committed > 0 && committed <= 4 << 20, "{committed} bytes");
+        client.end(&mut pool);
+        tidy_all(&mut pool);
+    }
+}
+
 pub(crate) fn nothing_is_left_behind() {
     let mut pool = pool(Pool::builder().ready(1).spare(1));
     let mut first = Client::begin(&mut pool);

@@ -24,6 +24,7 @@ orrery_testing::cases![
     isolation::sessions_reach_nothing_of_the_root,
     isolation::each_session_has_its_own_memory,
     isolation::what_sessions_have_in_common_is_there_once,
+    isolation::a_session_commits_what_it_uses,
     isolation::nothing_is_left_behind,
     isolation::sessions_have_no_other_descriptors,
     isolation::any_order_of_events_leaves_the_captured_state,

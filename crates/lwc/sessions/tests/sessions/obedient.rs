@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 use orrery_sessions::Connection;
 
@@ -61,6 +62,7 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
             files.map(|path| path.to_string_lossy().into_owned()).collect::<Vec<_>>().join(",")
                 + &format!(" own={own}")
         }
+        "committed" => committed().to_string(),
         "exit" => std::process::exit(argument.parse().unwrap()),
         "panic" => panic!("as ordered"),
         "crash" => {
@@ -93,6 +95,15 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         "attack" => attack(argument),
         other => format!("no command {other}"),
     }
+}
+
+/// Returns how many bytes the files in memory have that the session has open.
+fn committed() -> u64 {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let in_memory = entries.filter(|path| {
+        std::fs::read_link(path).is_ok_and(|target| target.starts_with("/memfd:orrery-images (deleted)"))
+    });
+    in_memory.map(|path| std::fs::metadata(path).unwrap().blocks() * 512).sum()
 }
 
 /// Attacks the process and address of the argument; the ways that were open.
