@@ -791,7 +791,7 @@ fn an_orbit_cannot_write_to_the_memory_of_another() {
     for word in [0, 1, 100, u32::MAX] {
         let orbit = restarting(Orbit::builder("scribbler")).entry(|_| 7).create().unwrap();
         let seen = orbit.call(&Call::new().function(|_| i64::try_from(shared_mappings().len()).unwrap()));
-        // Its own queue (of which it can write its own side only) and ledger.
+        // Its own queue (of which it can write its own side only) and control block.
         assert_eq!(seen, Ok(2));
         let bytes: [u8; 4] = u32::to_ne_bytes(word);
         assert!(orbit.call(&Call::new().function(scribble).arguments(&bytes)).is_err());
@@ -960,7 +960,7 @@ fn a_stopped_orbit_holds_up_no_call_without_a_value() {
 fn updates_that_nobody_receives_are_bounded() {
     const BOUND: usize = 1 << 20;
     for size in [1, 1000, 30_000, 100_000] {
-        let orbit = Orbit::builder("mailer")
+        let orbit = Orbit::builder("sender")
             .unreceived_updates(BOUND)
             .entry(move |task| {
                 let mut scratch = Scratch::new();
