@@ -15,7 +15,7 @@ use orrery_domain::{
     Channel, Descriptors, Domain, DomainState, End, History, Limits, Moment, Partner, Reaper, Restart,
     Scheduling, Settings, Signals, StatisticsPage, Woken,
 };
-use orrery_memory::area::{Mirror, without_areas};
+use orrery_memory::area::{Area, Mirror, without_areas};
 
 use crate::arguments::ARGUMENTS;
 use crate::code::Code;
@@ -47,6 +47,7 @@ pub struct Builder {
     largest_update: usize,
     unreceived: usize,
     allowed: Vec<Range<usize>>,
+    existing_areas: bool,
 }
 
 impl core::fmt::Debug for Builder {
@@ -74,6 +75,7 @@ impl Builder {
             largest_update: 256 << 20,
             unreceived: 256 << 20,
             allowed: Vec::new(),
+            existing_areas: false,
         }
     }
 
@@ -228,6 +230,15 @@ impl Builder {
         self
     }
 
+    /// Sets whether the orbit has all areas of main as of its creation, until calls name them. Otherwise areas that no call
+    /// has named are empty in the orbit, or not there. It costs a copy of what all areas hold, at creation and after the
+    /// orbit corrupted what it shares with main.
+    #[must_use]
+    pub fn existing_areas(mut self, shown: bool) -> Self {
+        self.existing_areas = shown;
+        self
+    }
+
     /// Creates the orbit. When this returns, its init function has.
     ///
     /// # Errors
@@ -255,6 +266,9 @@ impl Builder {
             return Err(Error::NoFunction { address: init as *const () as usize });
         }
         let mirror = Arc::new(Mirror::new()?);
+        if self.existing_areas {
+            mirror.show(&Area::all())?;
+        }
         // Twice the bound: cancelled calls keep their slots until the orbit has come past them.
         let channel =
             Arc::new(Channel::new("orrery-queue", self.bound.saturating_mul(2), REQUEST + ARGUMENTS)?);
@@ -306,6 +320,7 @@ impl Builder {
             _channel: Arc::clone(&channel),
             side,
             mirror: Some(mirror),
+            existing_areas: self.existing_areas,
             control,
             update_socket: Some(update_socket),
             received: 0,

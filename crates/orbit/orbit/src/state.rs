@@ -16,7 +16,7 @@ use std::sync::Arc;
 use orrery_domain::{
     Channel, Decision, Domain, DomainState, End, Enforcement, History, Moment, Process, Side, StatisticsPage,
 };
-use orrery_memory::area::{Delta, Mirror};
+use orrery_memory::area::{Area, Delta, Mirror};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 
@@ -90,6 +90,8 @@ pub(crate) struct State {
     pub(crate) side: Side,
     /// None where it is down for good: it has half a terabyte of addresses.
     pub(crate) mirror: Option<Arc<Mirror>>,
+    /// Whether a mirror that was emptied is filled with what all areas hold.
+    pub(crate) existing_areas: bool,
     pub(crate) control: Arc<ControlBlock>,
     /// None where it is down for good.
     pub(crate) update_socket: Option<Arc<UpdateSocket>>,
@@ -397,7 +399,12 @@ impl State {
         self.more = false;
         self.update_buffer = buffer;
         self.received = self.control.updates_sent();
-        match self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.reset()) {
+        let existing_areas = self.existing_areas;
+        let refill = |mirror: &Arc<Mirror>| {
+            mirror.reset()?;
+            if existing_areas { mirror.show(&Area::all()) } else { Ok(()) }
+        };
+        match self.mirror.as_ref().map_or(Ok(()), refill) {
             Ok(()) => self.decide(fault, end),
             Err(error) => {
                 self.go_down(Fault::Snapshot { reason: error.to_string() }, 0);
