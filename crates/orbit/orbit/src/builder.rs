@@ -332,6 +332,7 @@ impl Builder {
             permissions: Permissions { code, ranges: self.allowed },
             records: Records::with_room(self.bound as usize),
             queued: VecDeque::with_capacity(channel.slots() as usize),
+            settled: 0,
             next_call: 1,
             history: History::new(self.restart, created),
             phase: Phase::Up,

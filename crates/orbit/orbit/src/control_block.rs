@@ -34,6 +34,7 @@ const SIGNAL: u32 = 1;
 const PANIC: u32 = 2;
 const SNAPSHOT: u32 = 3;
 const QUEUE: u32 = 4;
+const EXCEPTION: u32 = 5;
 
 #[repr(C)]
 struct Layout {
@@ -172,6 +173,17 @@ impl ControlBlock {
         self.note(PANIC, text);
     }
 
+    /// A C++ exception, by type and what it says.
+    pub(crate) fn note_exception(&self, kind: &str, what: Option<&str>) {
+        // A long type leaves room for what it says.
+        let kind = &kind.as_bytes()[..kind.len().min(TEXT / 2)];
+        let kind = String::from_utf8_lossy(kind);
+        match what {
+            Some(what) => self.note(EXCEPTION, &format!("{kind}\0{what}")),
+            None => self.note(EXCEPTION, &kind),
+        }
+    }
+
     pub(crate) fn note_snapshot(&self, text: &str) {
         self.note(SNAPSHOT, text);
     }
@@ -199,7 +211,17 @@ impl ControlBlock {
                 signal: layout.signal.load(Ordering::SeqCst).cast_signed(),
                 address: (layout.has_address.load(Ordering::SeqCst) != 0).then(|| number(&layout.address)),
                 instruction: Some(number(&layout.instruction)),
+                code: None,
+                memory: None,
             }),
+            EXCEPTION => {
+                let text = text();
+                let (kind, what) = match text.split_once('\0') {
+                    Some((kind, what)) => (kind, Some(what.to_owned())),
+                    None => (text.as_str(), None),
+                };
+                Some(Fault::Exception { kind: kind.to_owned(), what })
+            }
             PANIC => Some(Fault::Panicked { message: text() }),
             SNAPSHOT => Some(Fault::Snapshot { reason: text() }),
             QUEUE => Some(Fault::Corrupted { what: text() }),

@@ -12,10 +12,11 @@ use orrery_memory::area::{DeltaRef, Mirror, View};
 
 use crate::arguments::ARGUMENTS;
 use crate::control_block::{Claim, ControlBlock};
+use crate::exception::call_foreign;
 use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
 use crate::update_socket::UpdateSocket;
-use crate::{crash, limit};
+use crate::{crash, exception, limit};
 
 /// Exit statuses of an orbit that ends itself; the control block says more.
 const GAVE_UP: i32 = 125;
@@ -77,11 +78,16 @@ impl Program {
         }));
         task::enter(inside);
         crash::install(&inside.control);
+        exception::install(&inside.control);
         let store = self.guarded(|| match &self.init {
             Init::None => Store::C(core::ptr::null_mut()),
             Init::Closure(init) => Store::Rust(init()),
-            // SAFETY: the user's own function, of the type that it was declared with.
-            Init::C(init) => Store::C(unsafe { init() }),
+            Init::C(init) => {
+                let null = core::ptr::null_mut();
+                // SAFETY: the user's own function, which takes nothing and returns a pointer.
+                let store = unsafe { call_foreign(*init as *const () as usize, null, null) };
+                Store::C(core::ptr::with_exposed_provenance_mut(store.cast_unsigned() as usize))
+            }
         });
         self.control.set_ready();
         side.gate().ring();
@@ -157,10 +163,12 @@ impl Program {
             Function::Rust(function) => function(&mut Task { call: request.call, arguments, store }),
             // SAFETY: main checked that the address is code of the program; the caller of main's function vouched for
             // its type.
-            Function::C(function) => unsafe { function(arguments.as_mut_ptr().cast(), store.pointer()) },
+            Function::C(function) => unsafe {
+                call_foreign(function as usize, arguments.as_mut_ptr().cast(), store.pointer())
+            },
             Function::StoreFirst(function) => {
                 // SAFETY: as above.
-                unsafe { function(store.pointer(), arguments.as_mut_ptr().cast()) }.cast_signed()
+                unsafe { call_foreign(function as usize, store.pointer(), arguments.as_mut_ptr().cast()) }
             }
         }
     }

@@ -24,6 +24,7 @@ use crate::control_block::{Claim, ControlBlock};
 use crate::error::{Error, Fault, Result};
 use crate::protocol::{ANSWER, Answer};
 use crate::records::{Kept, Records, UPDATE_OVERHEAD};
+use crate::symbol;
 use crate::update::{Permissions, Update};
 use crate::update_socket::{Arrival, UpdateSocket};
 
@@ -107,6 +108,8 @@ pub(crate) struct State {
     pub(crate) permissions: Permissions,
     pub(crate) records: Records,
     pub(crate) queued: VecDeque<QueuedCall>,
+    /// How many of them are settled.
+    pub(crate) settled: usize,
     pub(crate) next_call: u64,
     pub(crate) history: History,
     pub(crate) phase: Phase,
@@ -162,6 +165,7 @@ impl State {
                 .ok_or_else(|| format!("an answer to call {}, which is not running", answer.call))?;
             if let Some(queued_call) = self.queued.get_mut(index) {
                 queued_call.settled = true;
+                self.settled += 1;
                 let (record, call) = (queued_call.record, queued_call.call);
                 if let Some(delta) = queued_call.delta.take() {
                     release(self.mirror.as_deref(), delta);
@@ -185,6 +189,7 @@ impl State {
             if !(queued_call.settled && behind) {
                 break;
             }
+            self.settled -= 1;
             if let Some(QueuedCall { delta: Some(delta), .. }) = self.queued.pop_front() {
                 release(self.mirror.as_deref(), delta);
             }
@@ -306,8 +311,10 @@ impl State {
                 Fault::of_end(end)
             }
             End::Killed { signal } => match self.control.crash_record() {
-                Some(Fault::Signal { signal: noted, address, instruction }) if noted == signal => {
-                    Fault::Signal { signal, address, instruction }
+                Some(Fault::Signal { signal: noted, address, instruction, .. }) if noted == signal => {
+                    let code = instruction.and_then(symbol::of_code);
+                    let memory = address.and_then(symbol::of_memory);
+                    Fault::Signal { signal, address, instruction, code, memory }
                 }
                 _ => Fault::of_end(end),
             },
@@ -328,6 +335,7 @@ impl State {
         if let Some(index) = running {
             let queued_call = &mut self.queued[index];
             queued_call.settled = true;
+            self.settled += 1;
             let (record, call) = (queued_call.record, queued_call.call);
             let error = Error::Fault { orbit: self.name.clone(), call, fault: fault.clone() };
             self.records.close(record, call, Err(error));
@@ -338,6 +346,7 @@ impl State {
     /// Restart, and when?
     fn decide(&mut self, fault: Fault, end: End) {
         self.last_fault = Some(fault.clone());
+        self.statistics.set_last_fault(&fault.to_string());
         if let Some(domain) = &self.domain {
             domain.process().reap();
         }
@@ -363,6 +372,7 @@ impl State {
 
     /// All that is under way will never run.
     fn fail_queued(&mut self, fault: &Fault) {
+        self.settled = 0;
         for queued_call in self.queued.drain(..) {
             if let Some(delta) = queued_call.delta {
                 release(self.mirror.as_deref(), delta);
@@ -508,6 +518,7 @@ impl State {
             let _ = self.take_in();
             drop(domain);
         }
+        self.settled = 0;
         for queued_call in self.queued.drain(..) {
             if let Some(delta) = queued_call.delta {
                 release(self.mirror.as_deref(), delta);

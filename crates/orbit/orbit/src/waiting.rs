@@ -11,9 +11,9 @@ use crate::state::State;
 
 impl State {
     pub(crate) fn has_room(&self, bound: u32) -> bool {
-        let real = self.queued.iter().filter(|queued_call| !queued_call.settled).count();
+        let unsettled = self.queued.len() - self.settled;
         // Settled calls keep their slots until the orbit has come past them.
-        real < bound as usize && self.queued.len() < self.side.bound() as usize
+        unsettled < bound as usize && self.queued.len() < self.side.bound() as usize
     }
 
     /// Skips or cancels, as the flags of a new call will have it.
@@ -51,6 +51,7 @@ impl State {
             return false;
         }
         queued_call.settled = true;
+        self.settled += 1;
         let (record, call) = (queued_call.record, queued_call.call);
         self.records.close(record, call, Err(Error::Cancelled { call }));
         self.statistics.failed().fetch_add(1, Ordering::Relaxed);
