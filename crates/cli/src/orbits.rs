@@ -56,6 +56,7 @@ struct Row {
     memory_limit_bytes: Option<u64>,
     cpu_limit_percent: Option<u64>,
     process_limit: Option<u64>,
+    last_fault: Option<String>,
 }
 
 /// Calls per orbit at the last report.
@@ -140,6 +141,7 @@ fn row(pid: u32, found: Found, before: &mut Before) -> Row {
         memory_limit_bytes: limit(seen.memory_limit),
         cpu_limit_percent: limit(seen.cpu_limit),
         process_limit: limit(seen.process_limit),
+        last_fault: found.last_fault,
         orbit: found.name,
     }
 }
@@ -175,7 +177,7 @@ fn table(rows: &[Row]) -> String {
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     let heading = [
         "PROGRAM", "ORBIT", "PID", "STATE", "CALLS", "CALLS/S", "QUEUE", "FAILED", "RESTARTS", "PAGES", "US",
-        "MEMORY", "LIMITS",
+        "MEMORY", "LIMITS", "LAST FAULT",
     ];
     table.set_header(heading);
     table.add_rows(rows.iter().map(|row| {
@@ -193,6 +195,7 @@ fn table(rows: &[Row]) -> String {
             right(format!("{:.1}", row.snapshot_microseconds)),
             right(row.memory_bytes.map_or_else(|| "-".to_owned(), size)),
             Cell::new(limits(row)),
+            Cell::new(row.last_fault.as_deref().unwrap_or("-")),
         ]
     }));
     table.trim_fmt()

@@ -60,7 +60,7 @@ const WARIEST: u32 = 1 << 16;
 const IN_VAIN: u32 = 4;
 /// How long a sleep lasts until the pidfd is asked, with a mark and without one.
 const NAP_MARKED: Duration = Duration::from_millis(500);
-const NAP: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(10);
 /// The `cpu` of a side that is asleep.
 const NOWHERE: u32 = u32::MAX;
 /// What the kernel sets in the mark of a dead thread (`FUTEX_OWNER_DIED`).
@@ -444,9 +444,9 @@ struct Rest<'a> {
     until: Option<Moment>,
     partner: Partner<'a>,
     mark: &'a AtomicU32,
-    /// The mark, before the pidfd was asked: whatever happens to it since ends the nap.
+    /// The mark, before the pidfd was asked: whatever happens to it since ends the sleep.
     seen: u32,
-    /// Whether there was a nap in this wait.
+    /// Whether there was a sleep in this wait.
     dozed: bool,
     now: Moment,
 }
@@ -457,7 +457,7 @@ impl FutexWait for Rest<'_> {
             Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => self.mark.load(Ordering::SeqCst),
             _ => 0,
         };
-        // Most waits are over after one nap: there a system call is saved.
+        // Most waits are over after one sleep: there a system call is saved.
         let told_by_mark = !self.dozed && self.seen != 0 && self.seen & OWNER_DIED == 0;
         if let Partner::Pidfd(pidfd) = self.partner
             && !told_by_mark
@@ -474,16 +474,16 @@ impl FutexWait for Rest<'_> {
 
     fn doze(&mut self) {
         self.dozed = true;
-        let nap = match self.partner {
+        let sleep = match self.partner {
             Partner::Watched => None,
             // The kernel has marked its death, which takes a moment to complete.
             Partner::Pidfd(_) if self.seen & OWNER_DIED != 0 => Some(Duration::from_micros(100)),
             Partner::Pidfd(_) if self.seen != 0 => Some(NAP_MARKED),
-            Partner::Pidfd(_) => Some(NAP),
+            Partner::Pidfd(_) => Some(INTERVAL),
         };
-        let end = match (nap.map(|nap| self.now.after(nap)), self.until) {
-            (Some(nap), Some(until)) => Some(nap.min(until)),
-            (nap, until) => nap.or(until),
+        let end = match (sleep.map(|sleep| self.now.after(sleep)), self.until) {
+            (Some(sleep), Some(until)) => Some(sleep.min(until)),
+            (sleep, until) => sleep.or(until),
         };
         doze(self.bell, self.heard, (self.seen != 0).then_some((self.mark, self.seen)), end);
     }
@@ -519,7 +519,7 @@ fn doze(bell: &AtomicU32, heard: u32, mark: Option<(&AtomicU32, u32)>, end: Opti
         let both = [wait_on(bell, heard), wait_on(word, mark)];
         let woken = futex::waitv(&both, futex::WaitvFlags::empty(), timeout.as_ref(), ClockId::Monotonic);
         if let Err(Errno::NOSYS | Errno::PERM) = woken {
-            // The next nap will be a short one, on the bell alone.
+            // The next sleep will be a short one, on the bell alone.
             WITHOUT_WAITV.store(true, Ordering::Relaxed);
         }
         return;

@@ -98,8 +98,8 @@ impl Process {
         let _ = self.signal(Signal::KILL);
         let mut one = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
         // Killing cannot be refused; only a process stuck inside the kernel takes its time, and we do not wait for that.
-        let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
-        let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&patience)));
+        let timeout = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+        let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&timeout)));
         self.reap();
     }
 

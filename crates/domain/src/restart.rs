@@ -59,15 +59,15 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug)]
 pub struct History {
     policy: Restart,
-    born: Moment,
+    created: Moment,
     row: u32,
     total: u64,
 }
 
 impl History {
     /// Creates the history of a domain that starts now.
-    pub fn new(policy: Restart, born: Moment) -> Self {
-        Self { policy, born, row: 0, total: 0 }
+    pub fn new(policy: Restart, created: Moment) -> Self {
+        Self { policy, created, row: 0, total: 0 }
     }
 
     /// Returns whether the policy ever restarts.
@@ -87,7 +87,7 @@ impl History {
             Restart::Always(backoff) => backoff,
             Restart::Never | Restart::OnCrash(_) => return Decision::StayDown,
         };
-        if now.since(self.born) >= backoff.healthy_after {
+        if now.since(self.created) >= backoff.healthy_after {
             self.row = 0;
         }
         if backoff.limit.is_some_and(|limit| self.row >= limit) {
@@ -102,7 +102,7 @@ impl History {
 
     /// Says that it was restarted at `now`, or that this was tried.
     pub fn restarted(&mut self, now: Moment) {
-        self.born = now;
+        self.created = now;
         self.row = self.row.saturating_add(1);
         self.total += 1;
     }

@@ -1,4 +1,4 @@
-//! Domains are born here: forked from main through libc, so that everybody's fork handlers run, or cloned from a parked
+//! Domains are created here: forked from main through libc, so that everybody's fork handlers run, or cloned from a parked
 //! *spare*.
 //!
 //! **In the child, from fork(2) to the call of the body, only async-signal-safe code runs** (see [`crate::post_fork`]).
@@ -13,7 +13,7 @@
 //! and an instance unmaps the page of its setup (the `SetupPage`) before its body runs. The spare makes one instance per
 //! request, and dies with main like any domain.
 //!
-//! Birth, step by step, over the setup page:
+//! How an instance is made, step by step, over the setup page:
 //!
 //! 1. The child starts its watcher, then waits for `go`. It cannot end by itself meanwhile, so its number cannot be
 //!    anybody else's when main
@@ -48,7 +48,7 @@ use crate::watch::{Watcher, last_errno};
 use crate::{Error, Result};
 
 /// How long a new process may take for a step that main waits for.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Who takes the status of a dead domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -459,7 +459,7 @@ fn await_setup(spec: &ChildSpec, pid: Pid, reap: bool) -> Result<Process> {
 
 /// Waits until `word` is as wanted (true) or the process is dead (false).
 fn await_word(word: &AtomicU32, pidfd: BorrowedFd<'_>, wanted: impl Fn(u32) -> bool) -> Result<bool> {
-    let end = Moment::now().after(PATIENCE);
+    let end = Moment::now().after(TIMEOUT);
     loop {
         let value = word.load(Ordering::SeqCst);
         if wanted(value) {
@@ -471,8 +471,8 @@ fn await_word(word: &AtomicU32, pidfd: BorrowedFd<'_>, wanted: impl Fn(u32) -> b
         if Moment::now() >= end {
             return Err(Error::system("wait for the new domain", 0, Errno::TIMEDOUT));
         }
-        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-        let _ = futex::wait(word, futex::Flags::empty(), value, Some(&nap));
+        let sleep = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let _ = futex::wait(word, futex::Flags::empty(), value, Some(&sleep));
     }
 }
 

@@ -19,6 +19,9 @@ pub const NAME: &str = "orrery-domain:";
 const MAGIC: u64 = 0x6d64_7972_6572_726f;
 const VERSION: u64 = 1;
 const WORDS: usize = 64;
+/// The last fault: its length in bytes, then text.
+const FAULT: usize = 24;
+const FAULT_BYTES: usize = (WORDS - FAULT - 1) * 8;
 
 /// Whether a domain is alive, as main last noted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +135,19 @@ impl StatisticsPage {
         self.state().store(state as u64, Ordering::Relaxed);
     }
 
+    /// Notes what the domain died of last, shortened to 312 bytes.
+    pub fn set_last_fault(&self, text: &str) {
+        let bytes = &text.as_bytes()[..text.floor_char_boundary(FAULT_BYTES)];
+        // Zero while it is written, so that nobody takes half of one text and half of another for a whole.
+        self.word(FAULT).store(0, Ordering::SeqCst);
+        for (index, chunk) in bytes.chunks(8).enumerate() {
+            let mut eight = [0; 8];
+            eight[..chunk.len()].copy_from_slice(chunk);
+            self.word(FAULT + 1 + index).store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+        }
+        self.word(FAULT).store(bytes.len() as u64, Ordering::SeqCst);
+    }
+
     /// Returns a copy of the numbers.
     pub fn read(&self) -> Statistics {
         Statistics::of_words(&core::array::from_fn(|index| self.word(index).load(Ordering::Relaxed)))
@@ -151,6 +167,8 @@ pub struct Found {
     pub name: String,
     /// Its numbers.
     pub statistics: Statistics,
+    /// What it died of last.
+    pub last_fault: Option<String>,
 }
 
 /// Returns the domains that process `pid` created, found through its descriptors.
@@ -183,8 +201,17 @@ fn read(link: &Path) -> Option<Found> {
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(chunk.try_into().ok()?);
     }
-    (words[0] == MAGIC && words[1] == VERSION)
-        .then(|| Found { name, statistics: Statistics::of_words(&words) })
+    (words[0] == MAGIC && words[1] == VERSION).then(|| Found {
+        name,
+        statistics: Statistics::of_words(&words),
+        last_fault: fault(&words),
+    })
+}
+
+fn fault(words: &[u64; WORDS]) -> Option<String> {
+    let length = usize::try_from(words[FAULT]).ok().filter(|length| (1..=FAULT_BYTES).contains(length))?;
+    let bytes: Vec<u8> = words[FAULT + 1..].iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -201,6 +228,11 @@ mod tests {
         let one = found.iter().find(|found| found.name == "a checker").unwrap();
         assert_eq!(one.statistics.domain_state(), Some(DomainState::Restarting));
         assert_eq!((one.statistics.calls, one.statistics.main), (42, std::process::id().into()));
+        assert_eq!(one.last_fault, None);
+        page.set_last_fault(&"\u{e4}".repeat(400));
+        let found = of_process(std::process::id()).unwrap();
+        let one = found.iter().find(|found| found.name == "a checker").unwrap();
+        assert_eq!(one.last_fault, Some("\u{e4}".repeat(156)));
         assert!(of_process(u32::MAX).is_err());
     }
 }

@@ -257,10 +257,10 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
             _ => {}
         }
     }
-    let mut nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let mut sleep = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     while rustix::process::getppid() == parent {
         // SAFETY: sleeps; the kernel reads one timespec.
-        let _ = unsafe { syscall!(Sysno::nanosleep, &raw mut nap, 0) };
+        let _ = unsafe { syscall!(Sysno::nanosleep, &raw mut sleep, 0) };
     }
     // SAFETY: as above.
     let _ = unsafe { syscall!(Sysno::exit_group, 0) };

@@ -19,7 +19,7 @@
 //!       └──── 3 bad in a row, or so many more bad than good; busy ──────┘
 //! ```
 //!
-//! A batch is good where a round took less than when they were last together, and hardly any ended in sleep. One bad
+//! A batch is good where a round took less than when they were last together, and hardly any ended in a sleep. One bad
 //! batch says nothing: the program may have done something else for a while, and the kernel's count of runnable tasks
 //! is that of a moment. After a stay that had proved itself the next trial comes soon; after one that failed at once it
 //! comes later and later, up to [`LONGEST`].
@@ -39,7 +39,7 @@ const BATCH: u32 = 64;
 /// A round there and back that takes longer has work in it, for which a second CPU would only wait.
 const OFTEN: Duration = Duration::from_micros(8);
 /// After a failed trial the next one comes after this at first.
-const PATIENCE: Duration = Duration::from_millis(10);
+const TIMEOUT: Duration = Duration::from_millis(10);
 /// ... and after this at last.
 const LONGEST: Duration = Duration::from_secs(5);
 /// A stay apart that was this long has proved that the next one is worth a trial soon.
@@ -49,7 +49,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const NEXT_LOOK: Duration = Duration::from_millis(5);
 /// How often in a row it must seem so.
 const BUSY: u8 = 3;
-/// How many waits of a batch apart may end in sleep: some do while one of the two moves to its CPU.
+/// How many waits of a batch apart may end in a sleep: some do while one of the two moves to its CPU.
 const NAPS: u32 = 12;
 /// How many good batches prove a trial, and how many bad ones end it.
 const GOOD: u8 = 3;
@@ -125,7 +125,7 @@ pub struct CpuPolicy {
     usual: Duration,
     /// When they went apart.
     apart: Moment,
-    patience: Duration,
+    timeout: Duration,
     /// No trial before this.
     next: Moment,
     /// When the machine's load is to be looked at, and how often in a row it seemed busy.
@@ -142,7 +142,7 @@ impl Default for CpuPolicy {
             naps: 0,
             usual: Duration::MAX,
             apart: Moment(0),
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             next: Moment(0),
             look: Moment(0),
             seemed_busy: 0,
@@ -247,7 +247,7 @@ impl CpuPolicy {
         }
         if !around.has_idle_cpu() {
             // It may have been somebody who was just passing. To look costs little; what patience is for are trials.
-            self.next = now.after(PATIENCE);
+            self.next = now.after(TIMEOUT);
             return;
         }
         self.stage = Stage::Trial { good: 0, bad: 0 };
@@ -274,14 +274,14 @@ impl CpuPolicy {
         self.stage = Stage::Together;
         self.since = Moment(0);
         if proven {
-            self.patience = PATIENCE;
+            self.timeout = TIMEOUT;
         }
         self.wait_longer(now);
     }
 
     fn wait_longer(&mut self, now: Moment) {
-        self.next = now.after(self.patience);
-        self.patience = (self.patience * 2).min(LONGEST);
+        self.next = now.after(self.timeout);
+        self.timeout = (self.timeout * 2).min(LONGEST);
     }
 }
 

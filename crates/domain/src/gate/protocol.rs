@@ -23,7 +23,7 @@ pub(super) trait Word {
 
 /// The wait of a sleeper: how long it lasts, and what it is slept on.
 pub(super) trait FutexWait {
-    /// Returns whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each nap.
+    /// Returns whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each sleep.
     fn is_over(&mut self) -> Option<Woken>;
     /// Sleeps until the bell is no longer what was heard, something happens that [`FutexWait::is_over`] should look at, or for
     /// no reason at all.

@@ -112,6 +112,12 @@ impl Area {
         area.downcast().ok().map(Self)
     }
 
+    /// Returns all areas of this process.
+    pub fn all() -> Vec<Self> {
+        let areas = fork_locks::areas().into_iter();
+        areas.filter_map(|area| (area as Arc<dyn Any + Send + Sync>).downcast().ok().map(Self)).collect()
+    }
+
     /// Returns its first address.
     pub fn base(&self) -> usize {
         self.0.range.start
@@ -167,6 +173,22 @@ impl Area {
             // SAFETY: the caller's promise.
             unsafe { self.0.heap.lock().free(block, layout) };
         }
+    }
+
+    /// Frees all blocks at once. Nothing of it is in use then, and it may be used anew, as raw memory too.
+    ///
+    /// # Errors
+    /// [`Error::InOrbit`].
+    ///
+    /// # Safety
+    /// No block is used any more.
+    pub unsafe fn clear(&self) -> Result<(), Error> {
+        only_in_main("emptying an area")?;
+        let mut heap = self.0.heap.lock();
+        *heap = Heap::new();
+        self.0.used.store(0, Ordering::Release);
+        self.0.kind.store(UNDECIDED, Ordering::Release);
+        Ok(())
     }
 
     /// Changes a block's size, moving it if need be; bytes that are new are zero. After an error the block is as it was.
@@ -332,6 +354,11 @@ impl Inner {
 
     pub(super) fn home(&self) -> PageRange {
         self.home
+    }
+
+    /// Returns the memory that was made accessible so far.
+    pub(super) fn accessible(&self) -> PageRange {
+        PageRange::new(self.range.start, self.range.start + self.committed.load(Ordering::Acquire))
     }
 
     /// Returns the bytes, in whole pages, that orbits get to see.

@@ -88,8 +88,12 @@ fn add(list: &mut Vec<Weak<dyn ForkLocks>>, new: Weak<dyn ForkLocks>) {
 
 /// Returns the registered area that `address` lies in.
 pub(super) fn area_at(address: usize) -> Option<Arc<dyn ForkLocks>> {
-    let areas: Vec<_> = REGISTRY.lock().areas.iter().filter_map(Weak::upgrade).collect();
-    areas.into_iter().find(|area| area.memory().is_some_and(|range| range.contains(address)))
+    areas().into_iter().find(|area| area.memory().is_some_and(|range| range.contains(address)))
+}
+
+/// Returns all registered areas.
+pub(super) fn areas() -> Vec<Arc<dyn ForkLocks>> {
+    REGISTRY.lock().areas.iter().filter_map(Weak::upgrade).collect()
 }
 
 extern "C" fn prepare() {

@@ -141,6 +141,37 @@ impl Mirror {
         Ok(Self(inner))
     }
 
+    /// Copies what `areas` have now, in use or not, into the mirror of an orbit that is about to be forked or starts again
+    /// from nothing: it finds them so until a call names them. Of areas outside of the arena there is room for as many as a
+    /// call may name; others are left out.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while captured deltas are not released, [`Error::Foreign`], [`Error::Store`], [`Error::System`].
+    pub fn show(&self, areas: &[Area]) -> Result<(), Error> {
+        self.check("showing areas to an orbit")?;
+        let state = self.0.state.lock();
+        if state.outstanding > 0 {
+            return Err(Error::Busy { deltas: state.outstanding });
+        }
+        let tracking = Tracking::get()?;
+        for area in areas.iter().map(Area::inner) {
+            let (range, home) = (area.range(), area.home());
+            if range != home && self.0.announce(range, home).is_err() {
+                continue;
+            }
+            let first = self.0.arena.page(home.start);
+            let mut result = Ok(());
+            tracking.populated(area.accessible(), |run| {
+                let page = first + (run.start - range.start) / PAGE;
+                if result.is_ok() {
+                    result = self.0.put(page, run.start, run.pages());
+                }
+            })?;
+            result?;
+        }
+        Ok(())
+    }
+
     /// Captures `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
     ///
     /// The delta that comes back is to be treated like any other (given to the orbit with the call, released after); it

@@ -15,12 +15,12 @@ use orrery_domain::{
     Channel, Descriptors, Domain, DomainState, End, History, Limits, Moment, Partner, Reaper, Restart,
     Scheduling, Settings, Signals, StatisticsPage, Woken,
 };
-use orrery_memory::area::{Mirror, without_areas};
+use orrery_memory::area::{Area, Mirror, without_areas};
 
 use crate::arguments::ARGUMENTS;
 use crate::code::Code;
+use crate::control_block::ControlBlock;
 use crate::error::{Error, Fault, Result};
-use crate::ledger::Ledger;
 use crate::orbit::Orbit;
 use crate::policy::{BackPressure, Placement};
 use crate::protocol::{Function, REQUEST};
@@ -47,6 +47,7 @@ pub struct Builder {
     largest_update: usize,
     unreceived: usize,
     allowed: Vec<Range<usize>>,
+    existing_areas: bool,
 }
 
 impl core::fmt::Debug for Builder {
@@ -74,6 +75,7 @@ impl Builder {
             largest_update: 256 << 20,
             unreceived: 256 << 20,
             allowed: Vec::new(),
+            existing_areas: false,
         }
     }
 
@@ -228,6 +230,15 @@ impl Builder {
         self
     }
 
+    /// Sets whether the orbit has all areas of main as of its creation, until calls name them. Otherwise areas that no call
+    /// has named are empty in the orbit, or not there. It costs a copy of what all areas hold, at creation and after the
+    /// orbit corrupted what it shares with main.
+    #[must_use]
+    pub fn existing_areas(mut self, shown: bool) -> Self {
+        self.existing_areas = shown;
+        self
+    }
+
     /// Creates the orbit. When this returns, its init function has.
     ///
     /// # Errors
@@ -255,19 +266,22 @@ impl Builder {
             return Err(Error::NoFunction { address: init as *const () as usize });
         }
         let mirror = Arc::new(Mirror::new()?);
+        if self.existing_areas {
+            mirror.show(&Area::all())?;
+        }
         // Twice the bound: cancelled calls keep their slots until the orbit has come past them.
         let channel =
             Arc::new(Channel::new("orrery-queue", self.bound.saturating_mul(2), REQUEST + ARGUMENTS)?);
-        let ledger = Arc::new(Ledger::new(channel.slots())?);
-        let mail = Arc::new(UpdateSocket::new().map_err(orrery_domain::Error::from)?);
+        let control = Arc::new(ControlBlock::new(channel.slots())?);
+        let update_socket = Arc::new(UpdateSocket::new().map_err(orrery_domain::Error::from)?);
         let statistics = StatisticsPage::new(&self.name)?;
         let program = Program {
             name: self.name.clone(),
             entry: self.entry,
             init: self.init,
             channel: Arc::clone(&channel),
-            ledger: Arc::clone(&ledger),
-            mail: Arc::clone(&mail),
+            control: Arc::clone(&control),
+            update_socket: Arc::clone(&update_socket),
             mirror: Arc::clone(&mirror),
         };
         let mut settings = self.settings;
@@ -278,14 +292,14 @@ impl Builder {
             settings.scheduling.cpus = Some(vec![cpu]);
         }
         if let Descriptors::Only(keep) = &mut settings.descriptors {
-            keep.push(mail.orbit_end().as_raw_fd());
+            keep.push(update_socket.orbit_end().as_raw_fd());
             keep.extend(mirror.descriptors().map(|fd| fd.as_raw_fd()));
         }
         let memory_limit = settings.limits.memory;
         let domain = start(&settings, &channel, program)?;
-        let born = Moment::now();
-        await_ready(&self.name, &domain, &channel, &ledger, self.init_limit)?;
-        statistics.created().store(born.0, Ordering::Relaxed);
+        let created = Moment::now();
+        await_ready(&self.name, &domain, &channel, &control, self.init_limit)?;
+        statistics.created().store(created.0, Ordering::Relaxed);
         statistics.bound().store(self.bound.into(), Ordering::Relaxed);
         statistics.set_state(DomainState::Up);
         statistics.memory_limit().store(memory_limit.unwrap_or(0), Ordering::Relaxed);
@@ -306,19 +320,21 @@ impl Builder {
             _channel: Arc::clone(&channel),
             side,
             mirror: Some(mirror),
-            ledger,
-            mail: Some(mail),
+            existing_areas: self.existing_areas,
+            control,
+            update_socket: Some(update_socket),
             received: 0,
-            mail_buffer: Vec::new(),
+            update_buffer: Vec::new(),
             largest_update: self.largest_update,
             unreceived: self.unreceived,
             more: false,
             stalled: false,
             permissions: Permissions { code, ranges: self.allowed },
             records: Records::with_room(self.bound as usize),
-            flights: VecDeque::with_capacity(channel.slots() as usize),
+            queued: VecDeque::with_capacity(channel.slots() as usize),
+            settled: 0,
             next_call: 1,
-            history: History::new(self.restart, born),
+            history: History::new(self.restart, created),
             phase: Phase::Up,
             cpu: CpuPin { allowed, pinned: None },
             memory_limit,
@@ -352,8 +368,8 @@ fn start(settings: &Settings, channel: &Channel, program: Program) -> Result<Dom
             -1
         }
     };
-    let ledger = Arc::clone(&program.ledger);
-    let shared = [ledger.memory()];
+    let control = Arc::clone(&program.control);
+    let shared = [control.memory()];
     // SAFETY: the program keeps the channel; its code takes no lock that another thread of main may hold, and what the
     // user's functions do is theirs to know (the book says so).
     let domain =
@@ -369,23 +385,23 @@ fn await_ready(
     name: &str,
     domain: &Domain,
     channel: &Channel,
-    ledger: &Ledger,
+    control: &ControlBlock,
     limit: Duration,
 ) -> Result<()> {
     let gate = channel.main_gate();
     let until = Moment::now().after(limit);
     loop {
         let heard = gate.heard();
-        if ledger.is_ready() {
+        if control.is_ready() {
             return Ok(());
         }
         let partner = Partner::Pidfd(domain.process().as_fd());
         let fault = match gate.wait(heard, Some(until), partner) {
             Woken::Rung => continue,
             Woken::TimedOut => Fault::TimeLimit { limit },
-            Woken::PartnerGone if ledger.is_ready() => return Ok(()),
-            Woken::PartnerGone => ledger
-                .obituary()
+            Woken::PartnerGone if control.is_ready() => return Ok(()),
+            Woken::PartnerGone => control
+                .crash_record()
                 .unwrap_or_else(|| Fault::of_end(domain.process().end().unwrap_or(End::Unknown))),
         };
         return Err(Error::Init { orbit: name.to_owned(), fault });

@@ -1,4 +1,4 @@
-//! In the orbit: last words. A handler notes which signal, at which address, then lets the signal end the process as it
+//! In the orbit: crash reports. A handler notes which signal, at which address, then lets the signal end the process as it
 //! would have without us (core dump included).
 
 use core::ffi::{c_int, c_void};
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::ledger::Ledger;
+use crate::control_block::ControlBlock;
 use crate::task;
 
 /// Signals that a program gets for what it does.
@@ -15,11 +15,11 @@ const SIGNALS: [c_int; 7] =
 const STACK: usize = 64 << 10;
 
 /// Where the handler writes; a handler has no other way to know.
-static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
+static CONTROL: AtomicPtr<ControlBlock> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Installs the handler, on a stack of its own, so that an exhausted stack can be told too.
-pub(crate) fn install(ledger: &'static Ledger) {
-    LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::SeqCst);
+pub(crate) fn install(control: &'static ControlBlock) {
+    CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::SeqCst);
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping takes nothing from anybody; it stays for good.
     let stack =
@@ -47,10 +47,10 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
     // Positive codes come from the kernel, about something at an address.
     let by_kernel = code > 0;
     let has_address = by_kernel && signal != libc::SIGSYS;
-    let ledger = LEDGER.load(Ordering::SeqCst);
-    if !ledger.is_null() && task::is_orbit_itself() {
-        // SAFETY: set by `install` to a ledger that lives as long as the process.
-        unsafe { &*ledger }.note_signal(signal, has_address.then_some(address), instruction(context));
+    let control = CONTROL.load(Ordering::SeqCst);
+    if !control.is_null() && task::is_orbit_itself() {
+        // SAFETY: set by `install` to a control block that lives as long as the process.
+        unsafe { &*control }.note_signal(signal, has_address.then_some(address), instruction(context));
     }
     // SAFETY: restores the default and, for a signal that somebody sent, sends it again: it is delivered when we return.
     // One that an instruction caused comes again by itself.

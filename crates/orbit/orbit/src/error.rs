@@ -19,6 +19,10 @@ pub enum Fault {
         address: Option<usize>,
         /// The instruction that was being executed, where that is known.
         instruction: Option<usize>,
+        /// Module, offset and symbol of the instruction: `libcheck.so+0x1139 (find_deadlock+0x9)`.
+        code: Option<String>,
+        /// What main has at the address.
+        memory: Option<String>,
     },
     /// The task called exit(3) or the like.
     Exited {
@@ -29,6 +33,13 @@ pub enum Fault {
     Panicked {
         /// What it said, shortened.
         message: String,
+    },
+    /// The task threw a C++ exception that it did not catch.
+    Exception {
+        /// Its type, `std::runtime_error`, shortened.
+        kind: String,
+        /// What it says, shortened, if it is a `std::exception`.
+        what: Option<String>,
     },
     /// The task ran longer than it was allowed to, and the orbit was killed.
     TimeLimit {
@@ -68,7 +79,9 @@ impl Fault {
         match end {
             End::Exited { status } => Self::Exited { status },
             End::Killed { signal } if signal == libc::SIGXCPU => Self::CpuLimit,
-            End::Killed { signal } => Self::Signal { signal, address: None, instruction: None },
+            End::Killed { signal } => {
+                Self::Signal { signal, address: None, instruction: None, code: None, memory: None }
+            }
             End::Unknown => Self::Unknown,
         }
     }
@@ -77,18 +90,24 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Signal { signal, address, instruction } => {
+            Self::Signal { signal, address, instruction, code, memory } => {
                 write!(f, "{}", signal_name(*signal))?;
                 if let Some(address) = address {
                     write!(f, " at address {address:#x}")?;
                 }
-                if let Some(instruction) = instruction {
-                    write!(f, " (instruction {instruction:#x})")?;
+                if let Some(memory) = memory {
+                    write!(f, " ({memory})")?;
                 }
-                Ok(())
+                match (code, instruction) {
+                    (Some(code), _) => write!(f, ", in {code}"),
+                    (None, Some(instruction)) => write!(f, " (instruction {instruction:#x})"),
+                    (None, None) => Ok(()),
+                }
             }
             Self::Exited { status } => write!(f, "exit with status {status}"),
             Self::Panicked { message } => write!(f, "panic: {message}"),
+            Self::Exception { kind, what: Some(what) } => write!(f, "C++ exception {kind}: {what}"),
+            Self::Exception { kind, what: None } => write!(f, "C++ exception {kind}"),
             Self::TimeLimit { limit } => write!(f, "it ran longer than {limit:?}"),
             Self::MemoryLimit { bytes } => write!(f, "it needed more memory than its limit of {bytes} bytes"),
             Self::CpuLimit => f.write_str("it used up its processor time"),

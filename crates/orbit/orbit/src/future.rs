@@ -51,8 +51,8 @@ impl Future {
     ///
     /// # Errors
     /// [`Error::TimedOut`]: the call is still under way; and those of [`Future::get`].
-    pub fn get_within(&self, patience: Duration) -> Result<i64> {
-        self.outcome(Some(Moment::now().after(patience)))
+    pub fn get_within(&self, timeout: Duration) -> Result<i64> {
+        self.outcome(Some(Moment::now().after(timeout)))
     }
 
     /// Returns the value, if the call is over.
@@ -86,8 +86,8 @@ impl Future {
     ///
     /// # Errors
     /// [`Error::TimedOut`], and those of [`Future::receive`].
-    pub fn receive_within(&self, patience: Duration) -> Result<Option<Update>> {
-        self.next(Some(Moment::now().after(patience)))
+    pub fn receive_within(&self, timeout: Duration) -> Result<Option<Update>> {
+        self.next(Some(Moment::now().after(timeout)))
     }
 
     fn next(&self, until: Option<Moment>) -> Result<Option<Update>> {
@@ -119,7 +119,7 @@ impl Future {
     pub fn cancel(&self) -> Result<bool> {
         self.shared.check_here("cancelling a call")?;
         let mut state = self.shared.lock();
-        let index = state.flights.iter().position(|flight| flight.call == self.ticket.call);
+        let index = state.queued.iter().position(|queued_call| queued_call.call == self.ticket.call);
         Ok(index.is_some_and(|index| state.cancel(index)))
     }
 

@@ -11,13 +11,14 @@ use orrery_domain::{Channel, Moment, Partner, Side};
 use orrery_memory::area::{DeltaRef, Mirror, View};
 
 use crate::arguments::ARGUMENTS;
-use crate::ledger::{Claim, Ledger};
+use crate::control_block::{Claim, ControlBlock};
+use crate::exception::call_foreign;
 use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
 use crate::update_socket::UpdateSocket;
-use crate::{crash, limit};
+use crate::{crash, exception, limit};
 
-/// Exit statuses of an orbit that ends itself; the ledger says more.
+/// Exit statuses of an orbit that ends itself; the control block says more.
 const GAVE_UP: i32 = 125;
 pub(crate) const PANICKED: i32 = 101;
 
@@ -42,8 +43,8 @@ pub(crate) struct Program {
     pub(crate) entry: Entry,
     pub(crate) init: Init,
     pub(crate) channel: Arc<Channel>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<UpdateSocket>,
+    pub(crate) control: Arc<ControlBlock>,
+    pub(crate) update_socket: Arc<UpdateSocket>,
     pub(crate) mirror: Arc<Mirror>,
 }
 
@@ -60,30 +61,35 @@ impl Program {
         // SAFETY: this is a fresh child of main, with one thread that owns nothing in any area.
         let view = match unsafe { View::attach(&self.mirror) } {
             Ok(view) => view,
-            Err(error) => give_up(|| self.ledger.note_snapshot(&error.to_string())),
+            Err(error) => give_up(|| self.control.note_snapshot(&error.to_string())),
         };
         // SAFETY: main's end is main's; here only the domain's is used.
         let side = match unsafe { self.channel.domain() } {
             Ok(side) => side,
-            Err(error) => give_up(|| self.ledger.note_queue(&error.to_string())),
+            Err(error) => give_up(|| self.control.note_queue(&error.to_string())),
         };
         let inside: &'static Inside = Box::leak(Box::new(Inside {
             pid: rustix::process::getpid(),
             name: self.name.clone(),
             channel: Arc::clone(&self.channel),
-            ledger: Arc::clone(&self.ledger),
-            mail: Arc::clone(&self.mail),
+            control: Arc::clone(&self.control),
+            update_socket: Arc::clone(&self.update_socket),
             call: Cell::new(None),
         }));
         task::enter(inside);
-        crash::install(&inside.ledger);
+        crash::install(&inside.control);
+        exception::install(&inside.control);
         let store = self.guarded(|| match &self.init {
             Init::None => Store::C(core::ptr::null_mut()),
             Init::Closure(init) => Store::Rust(init()),
-            // SAFETY: the user's own function, of the type that it was declared with.
-            Init::C(init) => Store::C(unsafe { init() }),
+            Init::C(init) => {
+                let null = core::ptr::null_mut();
+                // SAFETY: the user's own function, which takes nothing and returns a pointer.
+                let store = unsafe { call_foreign(*init as *const () as usize, null, null) };
+                Store::C(core::ptr::with_exposed_provenance_mut(store.cast_unsigned() as usize))
+            }
         });
-        self.ledger.set_ready();
+        self.control.set_ready();
         side.gate().ring();
         self.serve(side, view, store, inside)
     }
@@ -92,9 +98,9 @@ impl Program {
         let mut buffer = Buffer { request: [0; 64], arguments: [0; ARGUMENTS] };
         let mut timer = limit::Timer::default();
         let snapshot = |error: orrery_memory::area::Error| -> ! {
-            give_up(|| self.ledger.note_snapshot(&error.to_string()))
+            give_up(|| self.control.note_snapshot(&error.to_string()))
         };
-        let queue = |text: &str| -> ! { give_up(|| self.ledger.note_queue(text)) };
+        let queue = |text: &str| -> ! { give_up(|| self.control.note_queue(text)) };
         loop {
             let heard = side.gate().heard();
             let mut message = [0; REQUEST + ARGUMENTS];
@@ -111,7 +117,7 @@ impl Program {
                 queue("a call that makes no sense");
             };
             let number = side.taken();
-            let wanted = self.ledger.turn(number, Claim::Taken);
+            let wanted = self.control.turn(number, Claim::Taken);
             // What a cancelled call or a predecessor's last one brought is the base for the calls behind it.
             if let Err(error) = view.apply(&DeltaRef::from_bits(request.delta)) {
                 snapshot(error);
@@ -126,7 +132,7 @@ impl Program {
             buffer.arguments[arguments.len()..].fill(0);
             inside.call.set(Some(request.call));
             if request.limit > 0 {
-                self.ledger.set_started(Moment::now().0);
+                self.control.set_started(Moment::now().0);
                 timer.arm(request.limit);
             }
             let value =
@@ -151,16 +157,18 @@ impl Program {
             (None, Entry::Closure(closure)) => {
                 return closure(&mut Task { call: request.call, arguments, store });
             }
-            (None, Entry::None) => give_up(|| self.ledger.note_queue("a call without a function")),
+            (None, Entry::None) => give_up(|| self.control.note_queue("a call without a function")),
         };
         match function {
             Function::Rust(function) => function(&mut Task { call: request.call, arguments, store }),
             // SAFETY: main checked that the address is code of the program; the caller of main's function vouched for
             // its type.
-            Function::C(function) => unsafe { function(arguments.as_mut_ptr().cast(), store.pointer()) },
+            Function::C(function) => unsafe {
+                call_foreign(function as usize, arguments.as_mut_ptr().cast(), store.pointer())
+            },
             Function::StoreFirst(function) => {
                 // SAFETY: as above.
-                unsafe { function(store.pointer(), arguments.as_mut_ptr().cast()) }.cast_signed()
+                unsafe { call_foreign(function as usize, store.pointer(), arguments.as_mut_ptr().cast()) }
             }
         }
     }
@@ -180,7 +188,7 @@ impl Program {
                     .copied()
                     .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
                     .unwrap_or("(no message)");
-                self.ledger.note_panic(text);
+                self.control.note_panic(text);
                 end(PANICKED)
             }
         }

@@ -60,7 +60,7 @@ impl Shared {
         let mut suspicious = false;
         if let Some(heard) = heard {
             let state = self.lock();
-            suspicious = self.nap(state, heard, until) == Woken::PartnerGone;
+            suspicious = self.sleep(state, heard, until) == Woken::PartnerGone;
         }
         loop {
             let heard = self.channel.main_gate().heard();
@@ -77,12 +77,12 @@ impl Shared {
             {
                 return Err(Error::TimedOut { waited: until.since(begin) });
             }
-            suspicious = self.nap(state, heard, until) == Woken::PartnerGone;
+            suspicious = self.sleep(state, heard, until) == Woken::PartnerGone;
         }
     }
 
     /// Gives the lock away and waits for the orbit's ring, its death, or the next moment at which something is due.
-    pub(crate) fn nap(&self, state: MutexGuard<'_, State>, heard: u32, until: Option<Moment>) -> Woken {
+    pub(crate) fn sleep(&self, state: MutexGuard<'_, State>, heard: u32, until: Option<Moment>) -> Woken {
         if state.more {
             return Woken::Rung;
         }

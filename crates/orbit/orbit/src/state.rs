@@ -3,8 +3,8 @@
 //! No thread of ours runs in main. Whoever calls, waits or asks also *pumps*: takes in answers and updates, notices
 //! death, restarts when it is time. All of that happens under one lock and never waits for the orbit.
 //!
-//! A call is a [`Flight`] from the moment it is in the queue until the orbit is done with its slot *and* its pages. A
-//! cancelled call, and one whose task died, fly on as ghosts: their outcome is known, but the calls behind them build on
+//! A call is a [`QueuedCall`] from the moment it is in the queue until the orbit is done with its slot *and* its pages. A
+//! cancelled call, and one whose task died, stay queued as *settled*: their outcome is known, but the calls behind them build on
 //! their pages, so the orbit (or its successor) still has to put those in place.
 
 use core::sync::atomic::Ordering;
@@ -16,14 +16,15 @@ use std::sync::Arc;
 use orrery_domain::{
     Channel, Decision, Domain, DomainState, End, Enforcement, History, Moment, Process, Side, StatisticsPage,
 };
-use orrery_memory::area::{Delta, Mirror};
+use orrery_memory::area::{Area, Delta, Mirror};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 
+use crate::control_block::{Claim, ControlBlock};
 use crate::error::{Error, Fault, Result};
-use crate::ledger::{Claim, Ledger};
 use crate::protocol::{ANSWER, Answer};
 use crate::records::{Kept, Records, UPDATE_OVERHEAD};
+use crate::symbol;
 use crate::update::{Permissions, Update};
 use crate::update_socket::{Arrival, UpdateSocket};
 
@@ -39,7 +40,7 @@ const ARRIVALS_BEFORE_ANSWER: usize = 1 << 14;
 
 /// A call in the queue.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct QueuedCall {
     /// The message's number.
     pub(crate) number: u32,
     pub(crate) call: u64,
@@ -47,8 +48,8 @@ pub(crate) struct Flight {
     pub(crate) delta: Option<Delta>,
     pub(crate) limit: Option<Duration>,
     pub(crate) cancellable: bool,
-    /// Its outcome is known; only its pages fly on.
-    pub(crate) ghost: bool,
+    /// Its outcome is known; only its pages are still needed.
+    pub(crate) settled: bool,
     /// When main first saw that the orbit had taken it.
     pub(crate) seen_running: Option<Moment>,
 }
@@ -90,21 +91,25 @@ pub(crate) struct State {
     pub(crate) side: Side,
     /// None where it is down for good: it has half a terabyte of addresses.
     pub(crate) mirror: Option<Arc<Mirror>>,
-    pub(crate) ledger: Arc<Ledger>,
+    /// Whether a mirror that was emptied is filled with what all areas hold.
+    pub(crate) existing_areas: bool,
+    pub(crate) control: Arc<ControlBlock>,
     /// None where it is down for good.
-    pub(crate) mail: Option<Arc<UpdateSocket>>,
+    pub(crate) update_socket: Option<Arc<UpdateSocket>>,
     pub(crate) received: u32,
     /// Whether a call waited for room in vain, and no task has returned since.
     pub(crate) stalled: bool,
     /// Whether more may lie in the socket than the last look took.
     pub(crate) more: bool,
-    pub(crate) mail_buffer: Vec<u8>,
+    pub(crate) update_buffer: Vec<u8>,
     pub(crate) largest_update: usize,
     /// How many bytes of updates of one call are kept until the program receives them.
     pub(crate) unreceived: usize,
     pub(crate) permissions: Permissions,
     pub(crate) records: Records,
-    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) queued: VecDeque<QueuedCall>,
+    /// How many of them are settled.
+    pub(crate) settled: usize,
     pub(crate) next_call: u64,
     pub(crate) history: History,
     pub(crate) phase: Phase,
@@ -131,7 +136,7 @@ impl State {
                 }
             }
         }
-        self.mind_the_clock();
+        self.enforce_time_limit();
         if let Phase::Waiting(due) = self.phase
             && Moment::now() >= due
         {
@@ -141,49 +146,51 @@ impl State {
 
     /// Answers, updates, and slots that are done with.
     fn take_in(&mut self) -> core::result::Result<(), String> {
-        self.take_mail(ARRIVALS, ARRIVING_BYTES);
+        self.receive_updates(ARRIVALS, ARRIVING_BYTES);
         let mut bytes = [0; ANSWER];
         while let Some(len) = self.side.peek(&mut bytes).map_err(|e| e.to_string())? {
             let answer = Answer::decode(&bytes[..len]).ok_or("an answer of the wrong size")?;
             self.side.take();
             self.stalled = false;
             // Updates of a task are sent before its answer, and are bounded by what is kept of one call.
-            self.take_mail(ARRIVALS_BEFORE_ANSWER, usize::MAX);
+            self.receive_updates(ARRIVALS_BEFORE_ANSWER, usize::MAX);
             let index = self
-                .flights
+                .queued
                 .iter()
-                .position(|flight| !flight.ghost)
+                .position(|queued_call| !queued_call.settled)
                 .filter(|index| {
-                    let flight = &self.flights[*index];
-                    flight.call == answer.call && self.ledger.claim(flight.number) == Claim::Taken
+                    let queued_call = &self.queued[*index];
+                    queued_call.call == answer.call && self.control.claim(queued_call.number) == Claim::Taken
                 })
                 .ok_or_else(|| format!("an answer to call {}, which is not running", answer.call))?;
-            if let Some(flight) = self.flights.get_mut(index) {
-                flight.ghost = true;
-                let (record, call) = (flight.record, flight.call);
-                if let Some(delta) = flight.delta.take() {
+            if let Some(queued_call) = self.queued.get_mut(index) {
+                queued_call.settled = true;
+                self.settled += 1;
+                let (record, call) = (queued_call.record, queued_call.call);
+                if let Some(delta) = queued_call.delta.take() {
                     release(self.mirror.as_deref(), delta);
                 }
                 self.records.close(record, call, Ok(answer.value));
                 self.statistics.returned().fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.land()
+        self.retire_settled()
     }
 
-    /// Lets go of the ghosts at the front whose slot the orbit has given back.
-    fn land(&mut self) -> core::result::Result<(), String> {
-        if self.flights.is_empty() {
+    /// Lets go of the settled calls at the front whose slot the orbit has given back.
+    fn retire_settled(&mut self) -> core::result::Result<(), String> {
+        if self.queued.is_empty() {
             return Ok(());
         }
         let waiting = self.side.waiting().map_err(|e| e.to_string())?;
         let taken = self.side.sent().wrapping_sub(waiting);
-        while let Some(flight) = self.flights.front() {
-            let behind = taken.wrapping_sub(flight.number).wrapping_sub(1) < u32::MAX / 2;
-            if !(flight.ghost && behind) {
+        while let Some(queued_call) = self.queued.front() {
+            let behind = taken.wrapping_sub(queued_call.number).wrapping_sub(1) < u32::MAX / 2;
+            if !(queued_call.settled && behind) {
                 break;
             }
-            if let Some(Flight { delta: Some(delta), .. }) = self.flights.pop_front() {
+            self.settled -= 1;
+            if let Some(QueuedCall { delta: Some(delta), .. }) = self.queued.pop_front() {
                 release(self.mirror.as_deref(), delta);
             }
         }
@@ -191,24 +198,25 @@ impl State {
     }
 
     /// Takes in updates until there are no more, or `arrivals` or `bytes` have come.
-    fn take_mail(&mut self, arrivals: usize, bytes: usize) {
-        if self.ledger.mailed() == self.received && !self.more {
+    fn receive_updates(&mut self, arrivals: usize, bytes: usize) {
+        if self.control.updates_sent() == self.received && !self.more {
             return;
         }
         let mut taken = 0_usize;
         for _ in 0..arrivals {
-            let (records, flights, largest, unreceived) =
-                (&mut self.records, &self.flights, self.largest_update, self.unreceived);
+            let (records, queued, largest, unreceived) =
+                (&mut self.records, &self.queued, self.largest_update, self.unreceived);
             // What a call may not keep is not even read.
             let room = |call: u64| {
-                let flight = flights.iter().find(|flight| flight.call == call);
-                let kept = flight
-                    .and_then(|flight| records.get(flight.record, call))
+                let queued_call = queued.iter().find(|queued_call| queued_call.call == call);
+                let kept = queued_call
+                    .and_then(|queued_call| records.get(queued_call.record, call))
                     .map(|record| if record.abandoned { 0 } else { unreceived.saturating_sub(record.kept) });
                 largest.min(kept.unwrap_or(0))
             };
-            let mail = self.mail.as_deref();
-            let Some(arrival) = mail.and_then(|mail| mail.receive(&mut self.mail_buffer, largest, room))
+            let update_socket = self.update_socket.as_deref();
+            let Some(arrival) = update_socket
+                .and_then(|update_socket| update_socket.receive(&mut self.update_buffer, largest, room))
             else {
                 self.more = false;
                 return;
@@ -232,11 +240,13 @@ impl State {
         let call = match &arrival {
             Arrival::Update { call, .. } | Arrival::Refused { call, .. } | Arrival::NoRoom { call } => *call,
         };
-        let taken = |flight: &&Flight| {
-            flight.call == call && !flight.ghost && self.ledger.claim(flight.number) == Claim::Taken
+        let taken = |queued_call: &&QueuedCall| {
+            queued_call.call == call
+                && !queued_call.settled
+                && self.control.claim(queued_call.number) == Claim::Taken
         };
-        let Some(flight) = self.flights.iter().find(taken) else { return };
-        let Some(record) = self.records.get(flight.record, call) else { return };
+        let Some(queued_call) = self.queued.iter().find(taken) else { return };
+        let Some(record) = self.records.get(queued_call.record, call) else { return };
         if record.abandoned {
             return;
         }
@@ -267,7 +277,7 @@ impl State {
 
     /// The orbit is dead.
     fn died(&mut self, end: End) {
-        // Its last words: what it sent before it died counts.
+        // What it sent before it died counts.
         if let Err(what) = self.take_in() {
             return self.corrupted(what);
         }
@@ -291,22 +301,24 @@ impl State {
                 }
                 let now = Moment::now();
                 let running =
-                    self.flights.iter().find(|f| !f.ghost && self.ledger.claim(f.number) == Claim::Taken);
+                    self.queued.iter().find(|f| !f.settled && self.control.claim(f.number) == Claim::Taken);
                 // One that was killed before its limit was killed by somebody else.
-                if let Some(Flight { limit: Some(limit), .. }) = running
-                    && now.since(Moment(self.ledger.started())) >= *limit
+                if let Some(QueuedCall { limit: Some(limit), .. }) = running
+                    && now.since(Moment(self.control.started())) >= *limit
                 {
                     return Fault::TimeLimit { limit: *limit };
                 }
                 Fault::of_end(end)
             }
-            End::Killed { signal } => match self.ledger.obituary() {
-                Some(Fault::Signal { signal: noted, address, instruction }) if noted == signal => {
-                    Fault::Signal { signal, address, instruction }
+            End::Killed { signal } => match self.control.crash_record() {
+                Some(Fault::Signal { signal: noted, address, instruction, .. }) if noted == signal => {
+                    let code = instruction.and_then(symbol::of_code);
+                    let memory = address.and_then(symbol::of_memory);
+                    Fault::Signal { signal, address, instruction, code, memory }
                 }
                 _ => Fault::of_end(end),
             },
-            End::Exited { .. } | End::Unknown => match self.ledger.obituary() {
+            End::Exited { .. } | End::Unknown => match self.control.crash_record() {
                 Some(Fault::Signal { .. }) | None => Fault::of_end(end),
                 Some(noted) => noted,
             },
@@ -315,14 +327,16 @@ impl State {
 
     /// Ends the call whose task was running.
     fn fail_running(&mut self, fault: &Fault) {
-        let running = self.flights.iter().position(|flight| {
+        let running = self.queued.iter().position(|queued_call| {
             // A claim that makes no sense is that of the task that destroyed it.
-            !flight.ghost && matches!(self.ledger.claim(flight.number), Claim::Taken | Claim::Nonsense)
+            !queued_call.settled
+                && matches!(self.control.claim(queued_call.number), Claim::Taken | Claim::Nonsense)
         });
         if let Some(index) = running {
-            let flight = &mut self.flights[index];
-            flight.ghost = true;
-            let (record, call) = (flight.record, flight.call);
+            let queued_call = &mut self.queued[index];
+            queued_call.settled = true;
+            self.settled += 1;
+            let (record, call) = (queued_call.record, queued_call.call);
             let error = Error::Fault { orbit: self.name.clone(), call, fault: fault.clone() };
             self.records.close(record, call, Err(error));
             self.statistics.failed().fetch_add(1, Ordering::Relaxed);
@@ -332,6 +346,7 @@ impl State {
     /// Restart, and when?
     fn decide(&mut self, fault: Fault, end: End) {
         self.last_fault = Some(fault.clone());
+        self.statistics.set_last_fault(&fault.to_string());
         if let Some(domain) = &self.domain {
             domain.process().reap();
         }
@@ -346,25 +361,26 @@ impl State {
     }
 
     fn go_down(&mut self, fault: Fault, restarts: u32) {
-        self.drop_flights(&fault);
+        self.fail_queued(&fault);
         // The handle may live on, in a program that makes a new orbit for each that died.
         self.domain = None;
         self.mirror = None;
-        self.mail = None;
+        self.update_socket = None;
         self.phase = Phase::Down { fault, restarts };
         self.statistics.set_state(DomainState::Dead);
     }
 
     /// All that is under way will never run.
-    fn drop_flights(&mut self, fault: &Fault) {
-        for flight in self.flights.drain(..) {
-            if let Some(delta) = flight.delta {
+    fn fail_queued(&mut self, fault: &Fault) {
+        self.settled = 0;
+        for queued_call in self.queued.drain(..) {
+            if let Some(delta) = queued_call.delta {
                 release(self.mirror.as_deref(), delta);
             }
-            if !flight.ghost {
-                let call = flight.call;
+            if !queued_call.settled {
+                let call = queued_call.call;
                 let error = Error::NotRun { orbit: self.name.clone(), call, fault: fault.clone() };
-                self.records.close(flight.record, call, Err(error));
+                self.records.close(queued_call.record, call, Err(error));
                 self.statistics.failed().fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -384,16 +400,21 @@ impl State {
     /// It is dead, and neither queue nor mirror can be relied on: a successor starts from nothing.
     fn lost(&mut self, fault: Fault, end: End) {
         self.fail_running(&fault);
-        self.drop_flights(&fault);
+        self.fail_queued(&fault);
         self.side.succeed(true);
-        let mut buffer = core::mem::take(&mut self.mail_buffer);
-        if let Some(mail) = &self.mail {
-            while mail.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
+        let mut buffer = core::mem::take(&mut self.update_buffer);
+        if let Some(update_socket) = &self.update_socket {
+            while update_socket.receive(&mut buffer, self.largest_update, |_| 0).is_some() {}
         }
         self.more = false;
-        self.mail_buffer = buffer;
-        self.received = self.ledger.mailed();
-        match self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.reset()) {
+        self.update_buffer = buffer;
+        self.received = self.control.updates_sent();
+        let existing_areas = self.existing_areas;
+        let refill = |mirror: &Arc<Mirror>| {
+            mirror.reset()?;
+            if existing_areas { mirror.show(&Area::all()) } else { Ok(()) }
+        };
+        match self.mirror.as_ref().map_or(Ok(()), refill) {
             Ok(()) => self.decide(fault, end),
             Err(error) => {
                 self.go_down(Fault::Snapshot { reason: error.to_string() }, 0);
@@ -404,7 +425,7 @@ impl State {
     fn restart(&mut self) {
         let Some(domain) = &mut self.domain else { return };
         self.side.succeed(false);
-        self.ledger.forget();
+        self.control.forget();
         let now = Moment::now();
         self.history.restarted(now);
         self.statistics.restarts().fetch_add(1, Ordering::Relaxed);
@@ -417,8 +438,8 @@ impl State {
                 self.pid = pid;
                 self.statistics.domain().store(pid.into(), Ordering::Relaxed);
                 self.statistics.set_state(DomainState::Up);
-                for flight in &mut self.flights {
-                    flight.seen_running = None;
+                for queued_call in &mut self.queued {
+                    queued_call.seen_running = None;
                 }
                 // Whoever waits looked at the predecessor.
                 self.side.gate().stir();
@@ -441,18 +462,18 @@ impl State {
     }
 
     /// Kills a task that is over its limit although the timer in the orbit should have done so.
-    fn mind_the_clock(&mut self) {
+    fn enforce_time_limit(&mut self) {
         if !matches!(self.phase, Phase::Up) {
             return;
         }
-        let Some(index) = self.flights.iter().position(|flight| !flight.ghost) else { return };
-        let flight = &mut self.flights[index];
-        let Some(limit) = flight.limit else { return };
-        if self.ledger.claim(flight.number) != Claim::Taken {
+        let Some(index) = self.queued.iter().position(|queued_call| !queued_call.settled) else { return };
+        let queued_call = &mut self.queued[index];
+        let Some(limit) = queued_call.limit else { return };
+        if self.control.claim(queued_call.number) != Claim::Taken {
             return;
         }
         let now = Moment::now();
-        let seen = *flight.seen_running.get_or_insert(now);
+        let seen = *queued_call.seen_running.get_or_insert(now);
         if now.since(seen) >= limit + GRACE
             && let Some(domain) = &self.domain
         {
@@ -470,9 +491,9 @@ impl State {
         match self.phase {
             Phase::Waiting(due) => Some(due),
             Phase::Up => {
-                let flight = self.flights.iter().find(|flight| !flight.ghost)?;
-                let limit = flight.limit? + GRACE;
-                Some(flight.seen_running.unwrap_or_else(Moment::now).after(limit))
+                let queued_call = self.queued.iter().find(|queued_call| !queued_call.settled)?;
+                let limit = queued_call.limit? + GRACE;
+                Some(queued_call.seen_running.unwrap_or_else(Moment::now).after(limit))
             }
             _ => None,
         }
@@ -497,8 +518,9 @@ impl State {
             let _ = self.take_in();
             drop(domain);
         }
-        for flight in self.flights.drain(..) {
-            if let Some(delta) = flight.delta {
+        self.settled = 0;
+        for queued_call in self.queued.drain(..) {
+            if let Some(delta) = queued_call.delta {
                 release(self.mirror.as_deref(), delta);
             }
         }
@@ -532,6 +554,6 @@ fn release(mirror: Option<&Mirror>, delta: Delta) {
 /// Waits until a killed process is dead, which takes the kernel a moment.
 fn await_death(process: &Process) {
     let mut one = [rustix::event::PollFd::from_borrowed_fd(process.as_fd(), rustix::event::PollFlags::IN)];
-    let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
-    let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&patience)));
+    let timeout = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+    let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&timeout)));
 }

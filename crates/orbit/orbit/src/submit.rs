@@ -15,7 +15,7 @@ use crate::flags::Flags;
 use crate::policy::{BackPressure, Placement};
 use crate::protocol::Request;
 use crate::shared::{Shared, Ticket};
-use crate::state::{Flight, Phase, State};
+use crate::state::{Phase, QueuedCall, State};
 
 /// How long a call without a return value waits for room, where those with one wait for longer.
 const WITHOUT_VALUE: Duration = Duration::from_millis(100);
@@ -43,11 +43,8 @@ impl Shared {
         };
         let begin = Moment::now();
         // With nothing under way the orbit looks at its mirror no more than at the next call's pages.
-        let delta = if state.flights.is_empty() {
-            mirror.deliver(call.areas)?
-        } else {
-            mirror.capture(call.areas)?
-        };
+        let delta =
+            if state.queued.is_empty() { mirror.deliver(call.areas)? } else { mirror.capture(call.areas)? };
         state.count_snapshot(delta.pages(), Moment::now().since(begin));
         let limit = call.time_limit.or(self.time_limit);
         let number = state.next_call;
@@ -61,7 +58,7 @@ impl Shared {
         // Before the orbit can see the call: it may answer before it is told.
         let heard = gate.heard();
         let message = state.side.sent();
-        state.ledger.open(message);
+        state.control.open(message);
         if let Err(error) = state.side.send(&[&request.encode(), call.arguments]) {
             if let Err(delta) = mirror.withdraw(delta) {
                 mirror.release(delta);
@@ -70,14 +67,14 @@ impl Shared {
         }
         state.next_call += 1;
         let record = state.records.open(number, abandoned);
-        state.flights.push_back(Flight {
+        state.queued.push_back(QueuedCall {
             number: message,
             call: number,
             record,
             delta: Some(delta),
             limit,
             cancellable: call.flags.has(Flags::CANCELLABLE),
-            ghost: false,
+            settled: false,
             seen_running: None,
         });
         state.statistics.calls().fetch_add(1, Ordering::Relaxed);
@@ -95,7 +92,7 @@ impl Shared {
             BackPressure::WaitForValues(most) => BackPressure::WaitAtMost(most),
             chosen => chosen,
         };
-        let impatient = abandoned && matches!(self.back_pressure, BackPressure::WaitForValues(_));
+        let gives_up = abandoned && matches!(self.back_pressure, BackPressure::WaitForValues(_));
         let begin = match back_pressure {
             BackPressure::WaitAtMost(_) => Some(Moment::now()),
             _ => None,
@@ -128,14 +125,14 @@ impl Shared {
                 }
                 _ => return Err(full(&state)),
             };
-            if impatient && state.stalled {
+            if gives_up && state.stalled {
                 return Err(full(&state));
             }
             if until.is_some_and(|until| Moment::now() >= until) {
                 state.stalled = true;
                 return Err(full(&state));
             }
-            self.nap(state, heard, until);
+            self.sleep(state, heard, until);
         }
     }
 

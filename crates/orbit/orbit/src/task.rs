@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use orrery_domain::Channel;
 
-use crate::ledger::Ledger;
+use crate::control_block::ControlBlock;
 use crate::update::Scratch;
 use crate::update_socket::UpdateSocket;
 use crate::{Error, Result};
@@ -95,8 +95,8 @@ pub(crate) struct Inside {
     pub(crate) pid: rustix::process::Pid,
     pub(crate) name: String,
     pub(crate) channel: Arc<Channel>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<UpdateSocket>,
+    pub(crate) control: Arc<ControlBlock>,
+    pub(crate) update_socket: Arc<UpdateSocket>,
     pub(crate) call: Cell<Option<u64>>,
 }
 
@@ -158,9 +158,9 @@ pub fn send_bytes(records: &[u8]) -> Result<()> {
     // The domain's gate, seen from this side.
     let ring = || inside.channel.domain_gate().ring();
     // Counted first: main looks whenever the count is ahead.
-    inside.ledger.count_mail();
+    inside.control.count_update();
     inside
-        .mail
+        .update_socket
         .send(call, records, ring)
         .map_err(|errno| Error::Send { bytes: records.len(), reason: errno.to_string() })?;
     ring();

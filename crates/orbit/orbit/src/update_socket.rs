@@ -65,8 +65,8 @@ impl UpdateSocket {
                 Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => {
                     full();
                     let mut one = [PollFd::new(&self.orbit, PollFlags::OUT)];
-                    let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-                    let _ = poll(&mut one, Some(&nap));
+                    let sleep = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+                    let _ = poll(&mut one, Some(&sleep));
                 }
                 Err(errno) => return Err(errno),
             }
@@ -165,15 +165,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_and_large_mail_arrives_in_order() {
-        let mail = UpdateSocket::new().unwrap();
+    fn small_and_large_updates_arrive_in_order() {
+        let update_socket = UpdateSocket::new().unwrap();
         let mut buffer = Vec::new();
-        assert_eq!(mail.receive(&mut buffer, 1 << 30, |_| usize::MAX), None);
+        assert_eq!(update_socket.receive(&mut buffer, 1 << 30, |_| usize::MAX), None);
         for len in [0, 5, INLINE, INLINE + 1, 3 << 20] {
             let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect();
-            mail.send(7, &bytes, || panic!("there is room")).unwrap();
+            update_socket.send(7, &bytes, || panic!("there is room")).unwrap();
             assert_eq!(
-                mail.receive(&mut buffer, 1 << 30, |_| usize::MAX),
+                update_socket.receive(&mut buffer, 1 << 30, |_| usize::MAX),
                 Some(Arrival::Update { call: 7, bytes })
             );
         }
@@ -181,16 +181,17 @@ mod tests {
 
     #[test]
     fn a_full_socket_is_waited_for() {
-        let mail = UpdateSocket::new().unwrap();
+        let update_socket = UpdateSocket::new().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for call in 0..100 {
-                    mail.send(call, &[1; INLINE], || ()).unwrap();
+                    update_socket.send(call, &[1; INLINE], || ()).unwrap();
                 }
             });
             let (mut buffer, mut next) = (Vec::new(), 0);
             while next < 100 {
-                if let Some(Arrival::Update { call, .. }) = mail.receive(&mut buffer, 1 << 20, |_| usize::MAX)
+                if let Some(Arrival::Update { call, .. }) =
+                    update_socket.receive(&mut buffer, 1 << 20, |_| usize::MAX)
                 {
                     assert_eq!(call, next);
                     next += 1;
@@ -200,30 +201,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mail_is_refused() {
-        let mail = UpdateSocket::new().unwrap();
+    fn what_is_no_update_is_refused() {
+        let update_socket = UpdateSocket::new().unwrap();
         let mut buffer = Vec::new();
-        let mut refused = |what: &str| match mail.receive(&mut buffer, 1 << 20, |_| usize::MAX) {
+        let mut refused = |what: &str| match update_socket.receive(&mut buffer, 1 << 20, |_| usize::MAX) {
             Some(Arrival::Refused { reason, .. }) => reason,
             other => panic!("{what}: {other:?}"),
         };
-        rustix::io::write(&mail.orbit, b"nonsense").unwrap();
+        rustix::io::write(&update_socket.orbit, b"nonsense").unwrap();
         refused("no head");
         let mut head = Vec::new();
         head.extend(MAGIC.to_ne_bytes());
         head.extend(1_u64.to_ne_bytes());
         head.extend(100_u64.to_ne_bytes());
         head.extend([0; 99]);
-        rustix::io::write(&mail.orbit, &head).unwrap();
+        rustix::io::write(&update_socket.orbit, &head).unwrap();
         assert!(refused("cut").contains("cut off"));
-        mail.send(1, &vec![0; 2 << 20], || ()).unwrap();
+        update_socket.send(1, &vec![0; 2 << 20], || ()).unwrap();
         assert!(refused("large").contains("2097152"));
 
         // A file that the sender could still change.
         let file = rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::io::write(&file, &[0; 100]).unwrap();
         let parts = [IoSlice::new(&head[..HEAD])];
-        scm::send(mail.orbit.as_fd(), &parts, &[file.as_fd()], SendFlags::empty()).unwrap();
+        scm::send(update_socket.orbit.as_fd(), &parts, &[file.as_fd()], SendFlags::empty()).unwrap();
         assert!(refused("open").contains("not sealed"));
     }
 }

@@ -3,17 +3,17 @@
 use core::sync::atomic::Ordering;
 
 use crate::call::Call;
+use crate::control_block::Claim;
 use crate::error::{Error, Result};
 use crate::flags::Flags;
-use crate::ledger::Claim;
 use crate::protocol::{Function, Request};
 use crate::state::State;
 
 impl State {
     pub(crate) fn has_room(&self, bound: u32) -> bool {
-        let real = self.flights.iter().filter(|flight| !flight.ghost).count();
-        // Ghosts keep their slots until the orbit has come past them.
-        real < bound as usize && self.flights.len() < self.side.bound() as usize
+        let unsettled = self.queued.len() - self.settled;
+        // Settled calls keep their slots until the orbit has come past them.
+        unsettled < bound as usize && self.queued.len() < self.side.bound() as usize
     }
 
     /// Skips or cancels, as the flags of a new call will have it.
@@ -25,16 +25,16 @@ impl State {
         }
         let function = (call.function.map_or(0, Function::address) as u64).to_ne_bytes();
         let new = (function.as_slice(), call.arguments);
-        for index in 0..self.flights.len() {
-            let flight = &self.flights[index];
-            if flight.ghost || self.ledger.claim(flight.number) != Claim::Queued {
+        for index in 0..self.queued.len() {
+            let queued_call = &self.queued[index];
+            if queued_call.settled || self.control.claim(queued_call.number) != Claim::Queued {
                 continue;
             }
-            let same = || Request::likeness(self.side.waiting_message(flight.number)) == Some(new);
+            let same = || Request::likeness(self.side.waiting_message(queued_call.number)) == Some(new);
             if call.flags.has(Flags::SKIP_ANY) || call.flags.has(Flags::SKIP_SAME_ARGUMENT) && same() {
-                return Err(Error::Skipped { waiting: flight.call });
+                return Err(Error::Skipped { waiting: queued_call.call });
             }
-            if flight.cancellable
+            if queued_call.cancellable
                 && (call.flags.has(Flags::CANCEL_ANY)
                     || call.flags.has(Flags::CANCEL_SAME_ARGUMENT) && same())
             {
@@ -44,14 +44,15 @@ impl State {
         Ok(())
     }
 
-    /// Cancels a flight unless the orbit has taken it.
+    /// Cancels a queued call unless the orbit has taken it.
     pub(crate) fn cancel(&mut self, index: usize) -> bool {
-        let flight = &mut self.flights[index];
-        if flight.ghost || !self.ledger.turn(flight.number, Claim::Cancelled) {
+        let queued_call = &mut self.queued[index];
+        if queued_call.settled || !self.control.turn(queued_call.number, Claim::Cancelled) {
             return false;
         }
-        flight.ghost = true;
-        let (record, call) = (flight.record, flight.call);
+        queued_call.settled = true;
+        self.settled += 1;
+        let (record, call) = (queued_call.record, queued_call.call);
         self.records.close(record, call, Err(Error::Cancelled { call }));
         self.statistics.failed().fetch_add(1, Ordering::Relaxed);
         // Others may wait for it.
@@ -60,6 +61,6 @@ impl State {
     }
 
     pub(crate) fn cancel_oldest(&mut self) -> bool {
-        (0..self.flights.len()).any(|index| self.flights[index].cancellable && self.cancel(index))
+        (0..self.queued.len()).any(|index| self.queued[index].cancellable && self.cancel(index))
     }
 }

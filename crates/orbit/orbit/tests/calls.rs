@@ -491,8 +491,8 @@ fn a_full_queue_is_waited_for() {
     }
     assert_eq!(orbit.call(&Call::new().arguments(&[9])), Ok(9));
     releaser.join().unwrap();
-    let patience = BackPressure::WaitAtMost(Duration::from_millis(30));
-    let (orbit, running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(patience));
+    let timeout = BackPressure::WaitAtMost(Duration::from_millis(30));
+    let (orbit, running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(timeout));
     assert!(matches!(orbit.call(&Call::new().arguments(&[1])), Err(Error::QueueFull { .. })));
     hold.release();
     assert_eq!(running.get(), Ok(0));
@@ -835,9 +835,9 @@ fn every_placement_works() {
 fn a_waiting_time_is_kept() {
     let (_orbit, running, hold) = busy(Orbit::builder("busy"));
     assert_eq!(running.try_get(), Ok(None));
-    let patience = Duration::from_millis(5);
-    assert!(matches!(running.get_within(patience), Err(Error::TimedOut { .. })));
-    assert!(matches!(running.receive_within(patience), Err(Error::TimedOut { .. })));
+    let timeout = Duration::from_millis(5);
+    assert!(matches!(running.get_within(timeout), Err(Error::TimedOut { .. })));
+    assert!(matches!(running.receive_within(timeout), Err(Error::TimedOut { .. })));
     hold.release();
     assert_eq!(running.get(), Ok(0));
 }

@@ -18,6 +18,8 @@ use rustix::process::{Pid, Signal, kill_process};
 orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
     a_bad_pointer_is_named,
+    a_crash_has_module_symbol_and_memory,
+    existing_areas_are_there_before_any_call_names_them,
     every_crash_is_named,
     an_exhausted_stack_is_told,
     a_panic_is_quoted,
@@ -113,11 +115,77 @@ fn kill(pid: u32) {
 fn a_bad_pointer_is_named() {
     let orbit = orbit(|_| crash());
     let fault = fault(orbit.call(&Call::new()));
-    let Fault::Signal { signal: libc::SIGSEGV, address: Some(0x1234_5000), instruction: Some(at) } = fault
+    let Fault::Signal { signal: libc::SIGSEGV, address: Some(0x1234_5000), instruction: Some(at), .. } =
+        fault
     else {
         panic!("{fault:?}");
     };
     assert!(at != 0);
+}
+
+/// Where a task crashed is told by module, offset and symbol, and what main has at the address by name.
+fn a_crash_has_module_symbol_and_memory() {
+    #[inline(never)]
+    fn reads_what_it_must_not(task: &mut Task<'_>) -> i64 {
+        // SAFETY: not at all; it ends the process, as is wanted.
+        unsafe { task.pointer::<i64>().unwrap().read_volatile() }
+    }
+    static READ_ONLY: [u64; 2] = [1, 2];
+    let orbit = restarting(Orbit::builder("test")).entry(reads_what_it_must_not).create().unwrap();
+    let told = |address: usize| fault(orbit.call(&Call::new().arguments(&address.to_ne_bytes()))).to_string();
+    let program = std::env::current_exe().unwrap();
+    let program = program.file_name().unwrap().to_string_lossy().into_owned();
+    let text = told(8);
+    assert!(text.starts_with("SIGSEGV at address 0x8 (a null pointer), in "), "{text}");
+    assert!(text.contains(&format!("in {program}+0x")) && text.contains("reads_what_it_must_not"), "{text}");
+
+    // SAFETY: a mapping at a free address.
+    let later = unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        mmap_anonymous(std::ptr::null_mut(), 64 << 10, access, MapFlags::PRIVATE).unwrap()
+    };
+    let text = told(later.addr());
+    assert!(text.contains("memory of main that was not passed: anonymous memory+0x"), "{text}");
+    let mut options = AreaOptions::default();
+    (options.address, options.capacity) = (Some(0x8_1000_0000), 1 << 20);
+    let area = Area::new(1 << 20, &options).unwrap();
+    let text = told(area.base() + 0x40);
+    assert!(text.contains("0x40 bytes into the area at 0x810000000, which no call has named"), "{text}");
+    assert_eq!(READ_ONLY[1], 2);
+    // What died of what stays to be asked for.
+    let found = orrery_domain::statistics::of_process(std::process::id()).unwrap();
+    assert_eq!(found[0].last_fault.as_deref(), Some(text.as_str()));
+}
+
+/// An orbit has what areas hold as of its creation, where that is asked for, and again when it starts from nothing.
+fn existing_areas_are_there_before_any_call_names_them() {
+    let area = area();
+    let far = {
+        let mut options = AreaOptions::default();
+        (options.address, options.capacity) = (Some(0x8_2000_0000), 1 << 20);
+        Area::new(1 << 20, &options).unwrap()
+    };
+    let (near, far) = (number(&area), number(&far));
+    near.set(5);
+    far.set(6);
+    let init = {
+        let address = near.pointer().expose_provenance();
+        move || {
+            // SAFETY: a number in an area that the orbit has as of its creation.
+            unsafe { std::ptr::with_exposed_provenance::<i64>(address).read_volatile() }
+        }
+    };
+    let add = move |task: &mut Task<'_>| {
+        let seen = *task.store::<i64>().unwrap();
+        seen * 10 + read(task)
+    };
+    let orbit = Orbit::builder("test").existing_areas(true).init(init).entry(add).create().unwrap();
+    near.set(50);
+    far.set(60);
+    for (number, value) in [(near, 55), (far, 56)] {
+        assert_eq!(orbit.call(&Call::new().arguments(&number.address())).unwrap(), value);
+    }
+    assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&near.address())).unwrap(), 100);
 }
 
 fn every_crash_is_named() {
@@ -309,9 +377,10 @@ fn an_outside_kill_is_told() {
     let orbit = orbit(obey);
     let future = hanging(&orbit);
     kill(orbit.pid().unwrap());
-    assert_eq!(
-        fault(future.get()),
-        Fault::Signal { signal: libc::SIGKILL, address: None, instruction: None }
+    let seen = fault(future.get());
+    assert!(
+        matches!(seen, Fault::Signal { signal: libc::SIGKILL, address: None, instruction: None, .. }),
+        "{seen:?}"
     );
 }
 
@@ -791,7 +860,7 @@ fn an_orbit_cannot_write_to_the_memory_of_another() {
     for word in [0, 1, 100, u32::MAX] {
         let orbit = restarting(Orbit::builder("scribbler")).entry(|_| 7).create().unwrap();
         let seen = orbit.call(&Call::new().function(|_| i64::try_from(shared_mappings().len()).unwrap()));
-        // Its own queue (of which it can write its own side only) and ledger.
+        // Its own queue (of which it can write its own side only) and control block.
         assert_eq!(seen, Ok(2));
         let bytes: [u8; 4] = u32::to_ne_bytes(word);
         assert!(orbit.call(&Call::new().function(scribble).arguments(&bytes)).is_err());
@@ -960,7 +1029,7 @@ fn a_stopped_orbit_holds_up_no_call_without_a_value() {
 fn updates_that_nobody_receives_are_bounded() {
     const BOUND: usize = 1 << 20;
     for size in [1, 1000, 30_000, 100_000] {
-        let orbit = Orbit::builder("mailer")
+        let orbit = Orbit::builder("sender")
             .unreceived_updates(BOUND)
             .entry(move |task| {
                 let mut scratch = Scratch::new();

@@ -62,10 +62,10 @@ fn kills_at_any_moment_lose_nothing() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut nap = 1_u64;
+            let mut sleep = 1_u64;
             while !done.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_micros((nap >> 33) % 2_500));
-                nap = nap.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                std::thread::sleep(Duration::from_micros((sleep >> 33) % 2_500));
+                sleep = sleep.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 if let Ok(pid) = orbit.pid() {
                     let _ = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
                 }
@@ -415,13 +415,13 @@ fn copiers_killed_at_any_moment_lose_nothing() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut nap = 1_u64;
+            let mut sleep = 1_u64;
             while !done.load(Ordering::SeqCst) {
                 for pid in children_of_all_threads() {
                     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                     if name.trim() == "orrery-copier" {
-                        std::thread::sleep(Duration::from_micros((nap >> 33) % 700));
-                        nap = nap
+                        std::thread::sleep(Duration::from_micros((sleep >> 33) % 700));
+                        sleep = sleep
                             .wrapping_mul(6_364_136_223_846_793_005)
                             .wrapping_add(1_442_695_040_888_963_407);
                         let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);

@@ -12,8 +12,11 @@
  * What differs from the patched kernel:
  *
  *   - Memory that a task is to look at lies in pools made here. A call that names other memory fails with EINVAL.
- *   - Allocators that belong to a pool are general ones: orbit_free gives memory back for use by the next orbit_alloc,
- *     with and without use_meta. All memory comes zeroed, and aligned to 16 bytes.
+ *   - A pool's allocator with use_meta is a general one: orbit_free gives memory back for use by the next orbit_alloc.
+ *     Without use_meta it gives out one part after the other from `used` on. A program may empty either kind by setting
+ *     `used` to 0. All memory comes zeroed, and aligned to 16 bytes.
+ *   - An orbit has all pools as of its creation, until a call names them; of pools at addresses that the program chose, the
+ *     first 120.
  *   - At most 1,024 calls to one orbit are under way at a time. One more waits until there is room, for ten seconds,
  *     then fails with EAGAIN.
  *   - A scratch that arrives is checked as a whole first: one whose records do not add up is refused (EBADMSG). An update

@@ -1,6 +1,7 @@
-//! Allocators: of a pool, by the area's own allocator; of any memory, one part behind the other.
+//! Allocators: of a pool with `use_meta`, by the area's own allocator; otherwise one part behind the other.
 //!
-//! Parts of a pool have a head with their size, since C gives none when it frees.
+//! Parts of a pool have a head with their size, since C gives none when it frees. A program empties a pool by setting
+//! `used` (or `*allocated`, which is the same word) to 0.
 
 use core::alloc::Layout;
 use core::ffi::{c_char, c_int, c_void};
@@ -139,6 +140,7 @@ pub unsafe extern "C" fn orrery_authors_alloc(
 unsafe extern "C" fn allocate(allocator: *mut Allocator, size: usize) -> *mut c_void {
     // SAFETY: the callers of our functions promise that the allocator lives.
     let allocator = unsafe { &mut *allocator };
+    allocator.notice_emptied();
     match allocator.area() {
         Some(area) => match with_head(size).map(|layout| area.allocate(layout)) {
             Some(Ok(block)) => {
@@ -165,8 +167,25 @@ fn with_head(size: usize) -> Option<Layout> {
 impl Allocator {
     /// The area whose allocator is used.
     fn area(&self) -> Option<&Area> {
+        if self.use_meta { self.area_of_pool() } else { None }
+    }
+
+    fn area_of_pool(&self) -> Option<&Area> {
         // SAFETY: null, or a pool that stays.
         unsafe { self.pool.as_ref() }?.backing()?.area.as_ref()
+    }
+
+    /// Empties the area where the program said that nothing of the pool is in use.
+    fn notice_emptied(&self) {
+        // SAFETY: null, or a pool that stays.
+        let Some(pool) = (unsafe { self.pool.as_ref() }) else { return };
+        if (pool.used == 0 || pool.data_length == 0)
+            && let Some(area) = self.area()
+            && area.blocks() > 0
+        {
+            // SAFETY: the program said so, as with the authors' library. In an orbit it fails, and nothing is allocated.
+            let _ = unsafe { area.clear() };
+        }
     }
 
     /// Whether the part lies in the area's heap and so has a head.
@@ -207,6 +226,8 @@ impl Allocator {
                     // SAFETY: there is room for a head in front of the part.
                     unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
                 }
+                // SAFETY: the part lies in the allocator's memory, which a program may have used before.
+                unsafe { part.cast::<u8>().write_bytes(0, size) };
                 self.tell(end - base);
                 part
             }

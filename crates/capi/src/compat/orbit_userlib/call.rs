@@ -33,6 +33,7 @@ pub unsafe extern "C" fn orrery_authors_create(
     let mut builder = Orbit::builder(shown)
         .restart(Restart::Never)
         .reaper(Reaper::Program)
+        .existing_areas(true)
         .queue(BOUND)
         .back_pressure(BackPressure::WaitForValues(PATIENCE));
     // SAFETY: the caller's promise.

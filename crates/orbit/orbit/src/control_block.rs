@@ -1,11 +1,11 @@
-//! The ledger: memory that both sides write, for the few things that neither can say alone.
+//! The control block: memory that both sides write, for the few things that neither can say alone.
 //!
 //! - A **claim** per queue slot decides a race: main cancels a waiting call, or the orbit takes it, whichever exchanges
 //!   the word first.
-//! - The **obituary**: what the orbit's signal handler noted about its own death.
+//! - The **crash record**: what the orbit's signal handler noted about its own death.
 //! - Whether it is ready, and how many updates it has sent.
 //!
-//! Main believes none of it further than it harms itself: a claim that makes no sense is a corrupted queue, an obituary
+//! Main believes none of it further than it harms itself: a claim that makes no sense is a corrupted queue, a crash record
 //! is shown to humans, the count of updates only says when to look at the socket.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -29,16 +29,17 @@ pub(crate) enum Claim {
     Nonsense,
 }
 
-/// Kinds of obituaries.
+/// Kinds of crash records.
 const SIGNAL: u32 = 1;
 const PANIC: u32 = 2;
 const SNAPSHOT: u32 = 3;
 const QUEUE: u32 = 4;
+const EXCEPTION: u32 = 5;
 
 #[repr(C)]
 struct Layout {
     ready: AtomicU32,
-    mailed: AtomicU32,
+    updates_sent: AtomicU32,
     kind: AtomicU32,
     signal: AtomicU32,
     address: AtomicU64,
@@ -51,17 +52,17 @@ struct Layout {
 
 const CLAIMS: usize = size_of::<Layout>();
 
-/// The ledger of one orbit.
+/// The control block of one orbit.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct ControlBlock {
     memory: SharedMemory,
     slots: u32,
 }
 
-impl Ledger {
+impl ControlBlock {
     /// For a queue with so many slots, a power of two.
     pub(crate) fn new(slots: u32) -> Result<Self> {
-        let memory = SharedMemory::for_domains("orrery-ledger", CLAIMS + slots as usize * 4)?;
+        let memory = SharedMemory::for_domains("orrery-control", CLAIMS + slots as usize * 4)?;
         Ok(Self { memory, slots })
     }
 
@@ -121,12 +122,12 @@ impl Ledger {
     }
 
     /// The orbit's: one more update was sent.
-    pub(crate) fn count_mail(&self) {
-        self.layout().mailed.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn count_update(&self) {
+        self.layout().updates_sent.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(crate) fn mailed(&self) -> u32 {
-        self.layout().mailed.load(Ordering::SeqCst)
+    pub(crate) fn updates_sent(&self) -> u32 {
+        self.layout().updates_sent.load(Ordering::SeqCst)
     }
 
     /// The orbit's: when the running task began, in nanoseconds of CLOCK_MONOTONIC.
@@ -172,6 +173,17 @@ impl Ledger {
         self.note(PANIC, text);
     }
 
+    /// A C++ exception, by type and what it says.
+    pub(crate) fn note_exception(&self, kind: &str, what: Option<&str>) {
+        // A long type leaves room for what it says.
+        let kind = &kind.as_bytes()[..kind.len().min(TEXT / 2)];
+        let kind = String::from_utf8_lossy(kind);
+        match what {
+            Some(what) => self.note(EXCEPTION, &format!("{kind}\0{what}")),
+            None => self.note(EXCEPTION, &kind),
+        }
+    }
+
     pub(crate) fn note_snapshot(&self, text: &str) {
         self.note(SNAPSHOT, text);
     }
@@ -181,7 +193,7 @@ impl Ledger {
     }
 
     /// Returns what the dead orbit noted, if anything.
-    pub(crate) fn obituary(&self) -> Option<Fault> {
+    pub(crate) fn crash_record(&self) -> Option<Fault> {
         let layout = self.layout();
         let number = |word: &AtomicU64| usize::try_from(word.load(Ordering::SeqCst)).unwrap_or(0);
         let text = || {
@@ -199,7 +211,17 @@ impl Ledger {
                 signal: layout.signal.load(Ordering::SeqCst).cast_signed(),
                 address: (layout.has_address.load(Ordering::SeqCst) != 0).then(|| number(&layout.address)),
                 instruction: Some(number(&layout.instruction)),
+                code: None,
+                memory: None,
             }),
+            EXCEPTION => {
+                let text = text();
+                let (kind, what) = match text.split_once('\0') {
+                    Some((kind, what)) => (kind, Some(what.to_owned())),
+                    None => (text.as_str(), None),
+                };
+                Some(Fault::Exception { kind: kind.to_owned(), what })
+            }
             PANIC => Some(Fault::Panicked { message: text() }),
             SNAPSHOT => Some(Fault::Snapshot { reason: text() }),
             QUEUE => Some(Fault::Corrupted { what: text() }),
@@ -214,23 +236,23 @@ mod tests {
 
     #[test]
     fn a_claim_goes_to_one_side() {
-        let ledger = Ledger::new(4).unwrap();
-        ledger.open(9);
-        assert_eq!(ledger.claim(9), Claim::Queued);
-        assert!(ledger.turn(9, Claim::Cancelled));
-        assert!(!ledger.turn(9, Claim::Taken));
-        assert_eq!(ledger.claim(9), Claim::Cancelled);
-        assert_eq!(ledger.claim(13), Claim::Nonsense, "another message in the same slot");
+        let control = ControlBlock::new(4).unwrap();
+        control.open(9);
+        assert_eq!(control.claim(9), Claim::Queued);
+        assert!(control.turn(9, Claim::Cancelled));
+        assert!(!control.turn(9, Claim::Taken));
+        assert_eq!(control.claim(9), Claim::Cancelled);
+        assert_eq!(control.claim(13), Claim::Nonsense, "another message in the same slot");
     }
 
     #[test]
-    fn obituaries_are_read_back() {
-        let ledger = Ledger::new(1).unwrap();
-        assert_eq!(ledger.obituary(), None);
-        ledger.note_panic(&"ä".repeat(400));
-        assert!(matches!(ledger.obituary(), Some(Fault::Panicked { message }) if message.len() == 256));
-        ledger.note_signal(11, Some(8), 0x1234);
-        let fault = ledger.obituary().unwrap();
+    fn crash_records_are_read_back() {
+        let control = ControlBlock::new(1).unwrap();
+        assert_eq!(control.crash_record(), None);
+        control.note_panic(&"ä".repeat(400));
+        assert!(matches!(control.crash_record(), Some(Fault::Panicked { message }) if message.len() == 256));
+        control.note_signal(11, Some(8), 0x1234);
+        let fault = control.crash_record().unwrap();
         assert_eq!(fault.to_string(), "SIGSEGV at address 0x8 (instruction 0x1234)");
     }
 }
