@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap run build install uninstall test check bench bench-known bench-build compare promises docs soak fmt clean
+.PHONY: help bootstrap run build install uninstall deb test check bench bench-known bench-build compare promises docs soak fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,10 @@ build: bootstrap ## build what `make install` installs
 install: $(if $(wildcard $(BUILD)/orrery-guest),,build) ## install into PREFIX=/usr/local, below DESTDIR
 	packaging/stage '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
 	packaging/install '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
+
+deb: build ## Debian packages of what `make install` installs, in target/deb
+	packaging/deb '$(abspath $(BUILD))' '$(abspath $(TARGET))/deb'
+	@! command -v lintian >/dev/null || lintian --fail-on error,warning '$(abspath $(TARGET))'/deb/*.changes
 
 uninstall: ## remove what `make install` put there
 	packaging/install --uninstall '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
@@ -116,6 +120,10 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	for kinds in panic,oops,oom,nmi,hang,spin,lockup 'panic --strict'; do \
 	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
 	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$${kinds%% *}.jsonl || exit 1; \
+	done
+	$(MAKE) --no-print-directory deb
+	for suite in bookworm trixie; do \
+	    scripts/bounded 20m scripts/bare-machine --suite $$suite --packages '$(abspath $(TARGET))/deb' || exit 1; \
 	done
 	scripts/bounded 150m scripts/bare-machine
 
