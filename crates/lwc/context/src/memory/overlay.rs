@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
 use crate::error::{Error, Result};
-use crate::memory::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
+use crate::memory::ranges::{SharedRange, contains, copy_out, map, pages, reclaim, share, unmap};
 use crate::peers::socket::{receive_on, send_file};
 use crate::rights::Rights;
 use crate::shared::link::{Kind, Message};
@@ -144,7 +144,12 @@ fn answered(state: &State, slot: usize, range: PageRange, reply: &Message) -> Re
             Err(Error::Memory { address: range.start, what: "overlaid", why })
         }
         Ok(libc::EINVAL) => {
-            let why = "its owner cannot share it: it is the stack, not plain memory, or overlaps another shared range";
+            let why = "its owner cannot share it: it is the stack, or not plain memory";
+            Err(Error::Memory { address: range.start, what: "overlaid", why })
+        }
+        Ok(libc::EBUSY) => {
+            let why =
+                "it overlaps another range that its owner shares: remove that overlay first, wherever it is";
             Err(Error::Memory { address: range.start, what: "overlaid", why })
         }
         Ok(errno @ 1..4096) => Err(Error::system("overlay", range.start, Errno::from_raw_os_error(errno))),
@@ -221,8 +226,8 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
         return send_file(&grant.socket, copy_out(range)?.as_fd()).map(|()| nothing);
     }
     if !state.shared.iter().any(|shared| shared.range == range) {
-        if state.shared.iter().any(|shared| shared.range.overlaps(range)) {
-            return Err(Errno::INVAL);
+        if !reclaim_all(state, range).map_err(|_| Errno::NOMEM)? {
+            return Err(Errno::BUSY);
         }
         let (program, me) = (state.program, state.me);
         let shared = share(range, || StoppedThreads::hold(program, me)).map_err(|error| match error {
@@ -234,6 +239,26 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
     let shared = state.shared.iter().find(|shared| shared.range == range).ok_or(Errno::INVAL)?;
     let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
     send_file(&grant.socket, shared.file.as_fd()).map(|()| nothing)
+}
+
+/// Makes private again what was shared of `range`, in whichever pieces; whether nobody has any of it any more.
+fn reclaim_all(state: &mut State, range: PageRange) -> Result<bool> {
+    // What is overlaid here is another context's.
+    let is_own = |shared: &SharedRange| !state.overlaid.iter().any(|other| other.overlaps(shared.range));
+    if !state.shared.iter().any(|shared| shared.range.overlaps(range)) {
+        return Ok(true);
+    }
+    if state.shared.iter().any(|shared| shared.range.overlaps(range) && !is_own(shared)) {
+        return Ok(false);
+    }
+    let _still = StoppedThreads::hold(state.program, state.me)?;
+    while let Some(index) = state.shared.iter().position(|shared| shared.range.overlaps(range)) {
+        if !reclaim(&state.shared[index])? {
+            return Ok(false);
+        }
+        state.shared.swap_remove(index);
+    }
+    Ok(true)
 }
 
 /// Sends a descriptor of the program's.

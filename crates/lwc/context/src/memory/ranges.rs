@@ -72,7 +72,8 @@ pub(crate) fn share<H>(range: PageRange, hold: impl FnOnce() -> Result<H>) -> Re
         .map(descriptors::raise)
         .map_err(|e| refuse("memfd_create", e))?;
     rustix::fs::ftruncate(&file, range.len() as u64).map_err(|e| refuse("ftruncate(memfd)", e))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    // One seal more is to come: see `reclaim`.
+    let seals = SealFlags::SHRINK | SealFlags::GROW;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| refuse("F_ADD_SEALS", e))?;
     let still = hold()?;
     // Nothing here allocates.
@@ -81,6 +82,22 @@ pub(crate) fn share<H>(range: PageRange, hold: impl FnOnce() -> Result<H>) -> Re
         .and_then(|()| map(range, &file, MapFlags::SHARED));
     drop(still);
     done.map(|()| SharedRange { range, file })
+}
+
+/// Makes a shared range private where no other process has it any more; whether that is so. The program's other threads
+/// must be held still.
+///
+/// Who has it, the kernel knows: it seals a file against writing only when nobody could write to it.
+///
+/// # Errors
+/// Those of mmap(2). The memory stays, but may be private although others have it.
+pub(crate) fn reclaim(shared: &SharedRange) -> Result<bool> {
+    let failed = |errno| Error::system("make memory private", shared.range.start, errno);
+    privatise(shared.range).map_err(failed)?;
+    if rustix::fs::fcntl_add_seals(&shared.file, SealFlags::WRITE).is_ok() {
+        return Ok(true);
+    }
+    map(shared.range, &shared.file, MapFlags::SHARED).map(|()| false)
 }
 
 /// Copies private or shared memory of ours into a file.

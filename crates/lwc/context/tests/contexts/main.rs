@@ -154,6 +154,7 @@ orrery_testing::cases![
     a_thread_forks_what_it_has,
     memory_is_overlaid_by_copy,
     memory_is_overlaid_by_sharing,
+    overlays_of_varying_sizes_are_shared,
     overlays_need_rights,
     rights_only_narrow,
     a_context_is_closed_to_its_like,

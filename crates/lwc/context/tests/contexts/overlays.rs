@@ -1,6 +1,6 @@
 //! Memory of another context in place of one's own, by right.
 
-use orrery_context::{Error, Overlay, Spec, create};
+use orrery_context::{Context, Error, Overlay, Spec, create};
 
 use crate::pages::{PAGE, Pages, is_mapped};
 use crate::support::server;
@@ -122,4 +122,62 @@ pub(crate) fn rights_only_narrow() {
     assert!(matches!(copy(1), Err(Error::Denied { .. })));
     assert!(matches!(other.restrict(&[(1, 2)]), Err(Error::Unaligned { .. })));
     assert_eq!(other.switch(1, &[]).unwrap().word, 1);
+}
+
+/// Ranges of whatever size are shared one after the other, at one address; what somebody still has stays one memory.
+pub(crate) fn overlays_of_varying_sizes_are_shared() {
+    let memory = Pages::new(16);
+    let spec = Spec::new().may_access(memory.address(), 16 * PAGE);
+    let sharer = |spec: &Spec| {
+        create(spec, move |start| {
+            let mut arrival = start.arrival;
+            loop {
+                let [count, first, ..] = arrival.word.to_le_bytes().map(usize::from);
+                let keeps = arrival.word >> 16 != 0;
+                let part = memory.part(first, count);
+                let shared = part.overlay(arrival.caller, Overlay::Share);
+                if shared.is_ok() {
+                    part.poke(0, part.peek(0) + 1);
+                    part.poke(count * PAGE - 1, part.peek(count * PAGE - 1) + 1);
+                    if !keeps {
+                        part.remove_overlay().unwrap();
+                    }
+                }
+                arrival = arrival.caller.switch(u64::from(shared.is_ok()), &[]).unwrap();
+            }
+        })
+        .unwrap()
+    };
+    // Whoever is created later has a name of the one before, by which that one lives.
+    let second = sharer(&spec);
+    let first = sharer(&spec);
+    let mut expected = vec![0_u8; 16 * PAGE];
+    let share = |expected: &mut Vec<u8>, other: Context, from: usize, count: usize, keeps: u64| {
+        let done = other.switch(keeps << 16 | (from << 8 | count) as u64, &[]).unwrap().word == 1;
+        if done {
+            expected[from * PAGE] += 1;
+            expected[(from + count) * PAGE - 1] += 1;
+        }
+        assert!((0..16 * PAGE).all(|at| memory.peek(at) == expected[at]), "{from} {count}");
+        done
+    };
+    for (from, count) in [(0, 2), (0, 1), (0, 2), (0, 4), (0, 16), (1, 3), (3, 8), (0, 16), (15, 1)] {
+        for other in [first, second] {
+            assert!(share(&mut expected, other, from, count, 0), "{count} pages from page {from} on");
+        }
+    }
+    // As long as one has a range, no other one is cut from it, but the same range is shared with all.
+    assert!(share(&mut expected, first, 4, 4, 1));
+    for (from, count) in [(4, 2), (0, 16), (6, 4)] {
+        assert!(!share(&mut expected, second, from, count, 0));
+    }
+    assert!(share(&mut expected, second, 4, 4, 0) && share(&mut expected, second, 8, 4, 0));
+    memory.poke(5 * PAGE, 77);
+    expected[5 * PAGE] = 77;
+    // It ends with whoever had it.
+    first.close().unwrap();
+    let start = std::time::Instant::now();
+    while !share(&mut expected, second, 0, 16, 0) {
+        assert!(start.elapsed() < std::time::Duration::from_secs(20));
+    }
 }
