@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::control_block::ControlBlock;
 use crate::symbol::demangle_cpp;
-use crate::task;
+use crate::{check, task};
 
 /// The exit status of an orbit whose task threw.
 const THREW: i32 = 101;
@@ -84,6 +84,7 @@ unsafe extern "C" fn personality(
     if !is_cpp || actions & SEARCH_PHASE == 0 || !task::is_orbit_itself() {
         return CONTINUE_UNWIND;
     }
+    check::end();
     let control = CONTROL.load(Ordering::SeqCst);
     if !control.is_null() {
         // SAFETY: the runtime that threw says by the class that this is an exception of its layout; the control block was
