@@ -93,6 +93,15 @@ int main() {
     passed.pointer = static_cast<long *>(orrery_area_alloc(second, 8));
     CALL(dereferences);
     finds(told(), "the call does not name the area", "into the area at ", "(dereferences");
+    CHECK(orrery_orbit_destroy(orbit) == 0 && unsetenv("ORRERY_ORBIT_CHECK") == 0);
+
+    /* By the option; and areas as of the creation, where that is asked for. */
+    *passed.pointer = 77;
+    options.check = options.existing_areas = 1;
+    orbit = orrery_orbit_create_with("by option", dereferences, init, &options);
+    CHECK(orbit && CALL(dereferences) == 77);
+    finds(told(), "the call does not name the area", "into the area at ", "(dereferences");
+    CHECK(orrery_orbit_destroy(orbit) == 0);
     CHECK(dup2(before, 2) == 2);
     free(name);
     delete &table;

@@ -89,7 +89,9 @@ impl Program {
                 let null = core::ptr::null_mut();
                 // SAFETY: the user's own function, which takes nothing and returns a pointer.
                 let store = unsafe { call_foreign(*init as *const () as usize, null, null) };
-                Store::C(core::ptr::with_exposed_provenance_mut(store.cast_unsigned() as usize))
+                Store::C(core::ptr::with_exposed_provenance_mut(
+                    usize::try_from(store.cast_unsigned()).unwrap_or(0),
+                ))
             }
         });
         if let (Some(inherited), Some(log)) = (inherited, &self.check) {

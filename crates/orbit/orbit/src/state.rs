@@ -321,8 +321,8 @@ impl State {
             }
             End::Killed { signal } => match self.control.crash_record() {
                 Some(Fault::Signal { signal: noted, address, instruction, .. }) if noted == signal => {
-                    let code = instruction.and_then(symbol::of_code);
-                    let memory = address.and_then(symbol::of_memory);
+                    let code = instruction.and_then(symbol::of_code).map(String::into_boxed_str);
+                    let memory = address.and_then(symbol::of_memory).map(String::into_boxed_str);
                     Fault::Signal { signal, address, instruction, code, memory }
                 }
                 _ => Fault::of_end(end),
