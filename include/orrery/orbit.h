@@ -119,10 +119,22 @@ struct orrery_orbit_options {
     unsigned backoff_first_ms;   /* the wait before the second restart; 10 */
     unsigned backoff_longest_ms; /* the longest wait; 5,000 */
     unsigned healthy_after_ms;   /* how long it has to live for a new row; 10,000 */
+
+    /*
+     * Whether the orbit has all areas as of its creation, until calls name them. Otherwise areas that no call has named are
+     * empty in the orbit, or not there.
+     */
+    int existing_areas;
+
+    /*
+     * Whether tasks run in the checking mode: what they touch and were not passed is written to standard error. The
+     * environment variable ORRERY_ORBIT_CHECK=1 turns it on for all orbits.
+     */
+    int check;
 };
 #define ORRERY_ORBIT_RESTART_WITHOUT_LIMIT (~0u)
 #define ORRERY_ORBIT_OPTIONS_INIT                                                                            \
-    { sizeof(struct orrery_orbit_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(struct orrery_orbit_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * Makes an orbit with a name (1 to 50 characters) that runs `entry` for each call. `init`, if there is one, runs in

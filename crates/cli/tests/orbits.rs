@@ -48,10 +48,13 @@ fn orbits_are_shown() {
         assert_eq!((&row["calls"], &row["returned"], &row["failed"]), (&7.into(), &6.into(), &1.into()));
         assert_eq!((&row["state"], &row["restarts"]), (&"idle".into(), &1.into()));
         assert_eq!(row["memory_limit_bytes"], 256 << 20);
+        let fault = row["last_fault"].as_str().unwrap();
+        assert!(fault.starts_with("SIGABRT, in libc") && fault.contains("+0x"), "{fault}");
         assert!(row["memory_bytes"].as_u64().unwrap() > 0);
     }
     let table = text(&orbits(&[&own]).output().unwrap());
     assert!(table.contains("CALLS/S") && table.contains("shown") && table.contains("256 MiB"), "{table}");
+    assert!(table.contains("LAST FAULT") && table.contains("SIGABRT, in libc"), "{table}");
 
     let mut watch =
         orbits(&[&own, "--watch", "--every", "0.05", "--json"]).stdout(Stdio::piped()).spawn().unwrap();

@@ -44,3 +44,4 @@ pub use shared::SharedMemory;
 pub use spawn::{Body, Domain, ForkBy, Reaper, Settings};
 pub use statistics::{DomainState, Statistics, StatisticsPage};
 pub use time::Moment;
+pub use watch::watcher_stack;

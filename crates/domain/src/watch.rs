@@ -17,7 +17,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::os::fd::{BorrowedFd, RawFd};
 
 use orrery_sys::{PAGE, PageRange};
@@ -132,12 +132,23 @@ impl Watcher {
         if result < 0 {
             return Err(last_errno());
         }
+        let stack = self.stack();
+        STACK_START.store(stack.start, Ordering::SeqCst);
         // The domain goes on only when nothing of its privileges is left there.
         while is_privileged() && self.humble.load(Ordering::SeqCst) == 0 {
             rustix::thread::sched_yield();
         }
         Ok(result)
     }
+}
+
+/// Where the stack of this process' watcher starts; 0 without one.
+static STACK_START: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the stack of the calling process' watcher, if it is a domain: its thread writes there whatever the domain does.
+pub fn watcher_stack() -> Option<PageRange> {
+    let start = STACK_START.load(Ordering::SeqCst);
+    (start != 0).then_some(PageRange { start, end: start + STACK })
 }
 
 /// Returns the errno of libc's last failed call.

@@ -67,6 +67,7 @@ pub use area::{Area, AreaOptions};
 pub use area_arena::{AreaArena, in_orbit};
 pub use delta::{Delta, DeltaRef};
 pub use error::Error;
+pub use heap::{Freed, frees, record_freed};
 pub use mirror::{Mirror, MirrorMemory};
 pub use view::{Refreshed, View};
 pub use without_areas::without_areas;

@@ -44,6 +44,10 @@ pub struct Options {
     pub backoff_longest: c_uint,
     /// How long it has to live for its restarts to be forgiven, in milliseconds.
     pub healthy_after: c_uint,
+    /// Whether it has all areas as of its creation.
+    pub existing_areas: c_int,
+    /// Whether its tasks run in the checking mode, besides what the environment says.
+    pub check: c_int,
 }
 
 /// `ORRERY_ORBIT_RESTART_WITHOUT_LIMIT`.
@@ -64,6 +68,8 @@ const USUAL: Options = Options {
     backoff_first: 0,
     backoff_longest: 0,
     healthy_after: 0,
+    existing_areas: 0,
+    check: 0,
 };
 
 impl Options {
@@ -179,7 +185,10 @@ unsafe fn create(
     limits.memory = (options.memory > 0).then_some(options.memory as u64);
     limits.cpu_percent = (options.cpu_percent > 0).then_some(options.cpu_percent);
     limits.processes = (options.processes > 0).then_some(options.processes);
-    builder = builder.limits(limits);
+    builder = builder.limits(limits).existing_areas(options.existing_areas != 0);
+    if options.check != 0 {
+        builder = builder.check(true);
+    }
     if options.queue > 0 {
         builder = builder.queue(options.queue);
     }

@@ -236,6 +236,11 @@ impl Area {
         self.0.heap.lock().blocks()
     }
 
+    /// Returns the freed block that holds `address`, if it was recorded ([`super::record_freed`]) and is not in use again.
+    pub fn freed_at(&self, address: usize) -> Option<super::Freed> {
+        self.0.heap.lock().freed_at(address)
+    }
+
     /// Returns the memory itself, for those who lay it out themselves: where it starts and how many bytes it has now.
     /// Nothing of it reaches orbits before [`Area::set_used`] says how much is in use.
     ///

@@ -5,7 +5,10 @@
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::boxed::Box;
+use std::collections::BTreeMap;
+use std::vec::Vec;
 
 use orrery_sys::{PAGE, PageRange};
 use rustix::mm::{Advice, madvise};
@@ -33,6 +36,33 @@ pub(super) struct Heap {
     /// Behind the last byte that it was given.
     given: usize,
     _lists: Option<Lists>,
+    /// Blocks that were freed and not given out again, if that is recorded.
+    freed: BTreeMap<usize, Freed>,
+}
+
+/// A block that was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Freed {
+    /// Its address.
+    pub start: usize,
+    /// Its size in bytes.
+    pub len: usize,
+    /// Which free it was, of all that were recorded.
+    pub number: u64,
+}
+
+static RECORDING: AtomicBool = AtomicBool::new(false);
+static FREES: AtomicU64 = AtomicU64::new(0);
+
+/// Records blocks that areas free from now on, for [`super::Area::freed_at`]: what is freed costs memory then.
+pub fn record_freed() {
+    RECORDING.store(true, Ordering::Relaxed);
+}
+
+/// Returns how many blocks were freed since that is recorded.
+pub fn frees() -> u64 {
+    FREES.load(Ordering::Relaxed)
 }
 
 // SAFETY: the raw pointers inside lead to the heap's own lists and to the area's memory, wherever it is used.
@@ -40,7 +70,15 @@ unsafe impl Send for Heap {}
 
 impl Heap {
     pub(super) const fn new() -> Self {
-        Self { talc: Talc::new(Manual), top: None, high: 0, blocks: 0, given: 0, _lists: None }
+        Self {
+            talc: Talc::new(Manual),
+            top: None,
+            high: 0,
+            blocks: 0,
+            given: 0,
+            _lists: None,
+            freed: BTreeMap::new(),
+        }
     }
 
     /// Gives it the memory up to `end` that follows what it has; the first time from `start` on.
@@ -92,7 +130,29 @@ impl Heap {
         self.blocks += 1;
         self.high = self.high.max(block.addr().get() + layout.size());
         zero(block, layout.size());
+        self.used_again(block, layout.size());
         Some(block)
+    }
+
+    /// Forgets freed blocks in whose memory another one lies now.
+    fn used_again(&mut self, block: NonNull<u8>, len: usize) {
+        if !self.freed.is_empty() {
+            let (start, end) = (block.addr().get(), block.addr().get() + len);
+            let overlaps = |freed: &Freed| freed.start < end && start < freed.start + freed.len;
+            // Blocks do not overlap, so at most one begins in front.
+            let before = self.freed.range(..start).next_back().filter(|(_, freed)| overlaps(freed));
+            let gone: Vec<usize> =
+                before.into_iter().chain(self.freed.range(start..end)).map(|(at, _)| *at).collect();
+            for at in gone {
+                self.freed.remove(&at);
+            }
+        }
+    }
+
+    /// Returns the freed block that holds `address`.
+    pub(super) fn freed_at(&self, address: usize) -> Option<Freed> {
+        let (_, freed) = self.freed.range(..=address).next_back()?;
+        (address < freed.start + freed.len).then_some(*freed)
     }
 
     /// Takes a block back.
@@ -101,6 +161,11 @@ impl Heap {
     /// It came from this heap with this layout and is not used any more.
     pub(super) unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
         self.blocks -= 1;
+        if RECORDING.load(Ordering::Relaxed) {
+            let (start, len) = (block.addr().get(), layout.size());
+            let number = FREES.fetch_add(1, Ordering::Relaxed) + 1;
+            self.freed.insert(start, Freed { start, len, number });
+        }
         // SAFETY: the caller's promise.
         unsafe { self.talc.deallocate(block.as_ptr(), layout) };
     }
@@ -116,6 +181,7 @@ impl Heap {
             self.high = self.high.max(block.addr().get() + size);
             // SAFETY: the block has `size` bytes now.
             zero(unsafe { block.add(layout.size()) }, size - layout.size());
+            self.used_again(block, size);
         }
         done
     }

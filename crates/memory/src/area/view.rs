@@ -231,6 +231,13 @@ impl View {
         Ok(pages)
     }
 
+    /// Returns the ranges in which areas may be seen: the arena, and areas outside of it.
+    pub fn ranges(&self) -> impl Iterator<Item = PageRange> + '_ {
+        let outside = self.outside.iter().flatten();
+        let outside = outside.map(|area| PageRange::new(area.start, area.start + area.len));
+        core::iter::once(self.arena).chain(outside)
+    }
+
     /// Maps areas outside of the arena that main has made known. Those that are gone stay mapped until others take their
     /// places.
     fn look_outside(&mut self) -> Result<(), Error> {

@@ -15,12 +15,14 @@ use orrery_domain::{
     Channel, Descriptors, Domain, DomainState, End, History, Limits, Moment, Partner, Reaper, Restart,
     Scheduling, Settings, Signals, StatisticsPage, Woken,
 };
-use orrery_memory::area::{Area, Mirror, without_areas};
+use orrery_memory::area::{Area, Mirror, record_freed, without_areas};
 
 use crate::arguments::ARGUMENTS;
+use crate::check::CheckLog;
 use crate::code::Code;
 use crate::control_block::ControlBlock;
 use crate::error::{Error, Fault, Result};
+use crate::findings::Findings;
 use crate::orbit::Orbit;
 use crate::policy::{BackPressure, Placement};
 use crate::protocol::{Function, REQUEST};
@@ -48,6 +50,7 @@ pub struct Builder {
     unreceived: usize,
     allowed: Vec<Range<usize>>,
     existing_areas: bool,
+    check: Option<bool>,
 }
 
 impl core::fmt::Debug for Builder {
@@ -76,6 +79,7 @@ impl Builder {
             unreceived: 256 << 20,
             allowed: Vec::new(),
             existing_areas: false,
+            check: None,
         }
     }
 
@@ -239,6 +243,16 @@ impl Builder {
         self
     }
 
+    /// Sets whether tasks run in the checking mode, in which it is told what they touch that was not passed to them:
+    /// [`Orbit::findings`], and lines on standard error. Tasks are slower by far, and system calls of theirs fail with EFAULT
+    /// on memory that the orbit took over from main. The default is what the environment variable `ORRERY_ORBIT_CHECK` says:
+    /// `1` turns it on.
+    #[must_use]
+    pub fn check(mut self, on: bool) -> Self {
+        self.check = Some(on);
+        self
+    }
+
     /// Creates the orbit. When this returns, its init function has.
     ///
     /// # Errors
@@ -274,6 +288,13 @@ impl Builder {
             Arc::new(Channel::new("orrery-queue", self.bound.saturating_mul(2), REQUEST + ARGUMENTS)?);
         let control = Arc::new(ControlBlock::new(channel.slots())?);
         let update_socket = Arc::new(UpdateSocket::new().map_err(orrery_domain::Error::from)?);
+        let check = self
+            .check
+            .unwrap_or_else(|| std::env::var_os("ORRERY_ORBIT_CHECK").is_some_and(|value| value == "1"));
+        let check = check.then(|| CheckLog::new().map(Arc::new)).transpose()?;
+        if check.is_some() {
+            record_freed();
+        }
         let statistics = StatisticsPage::new(&self.name)?;
         let program = Program {
             name: self.name.clone(),
@@ -283,6 +304,7 @@ impl Builder {
             control: Arc::clone(&control),
             update_socket: Arc::clone(&update_socket),
             mirror: Arc::clone(&mirror),
+            check: check.clone(),
         };
         let mut settings = self.settings;
         settings.name.clone_from(&self.name);
@@ -321,6 +343,7 @@ impl Builder {
             side,
             mirror: Some(mirror),
             existing_areas: self.existing_areas,
+            check: check.map(|log| (log, Findings::default())),
             control,
             update_socket: Some(update_socket),
             received: 0,
@@ -369,7 +392,9 @@ fn start(settings: &Settings, channel: &Channel, program: Program) -> Result<Dom
         }
     };
     let control = Arc::clone(&program.control);
-    let shared = [control.memory()];
+    let check = program.check.clone();
+    let shared: Vec<_> =
+        core::iter::once(control.memory()).chain(check.iter().map(|log| log.memory())).collect();
     // SAFETY: the program keeps the channel; its code takes no lock that another thread of main may hold, and what the
     // user's functions do is theirs to know (the book says so).
     let domain =

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::control_block::ControlBlock;
-use crate::task;
+use crate::{check, task};
 
 /// Signals that a program gets for what it does.
 const SIGNALS: [c_int; 7] =
@@ -44,6 +44,10 @@ pub(crate) fn install(control: &'static ControlBlock) {
 extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid info.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+    if check::handles(signal, address, context) {
+        return;
+    }
+    check::end();
     // Positive codes come from the kernel, about something at an address.
     let by_kernel = code > 0;
     let has_address = by_kernel && signal != libc::SIGSYS;

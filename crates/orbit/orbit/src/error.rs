@@ -20,9 +20,9 @@ pub enum Fault {
         /// The instruction that was being executed, where that is known.
         instruction: Option<usize>,
         /// Module, offset and symbol of the instruction: `libcheck.so+0x1139 (find_deadlock+0x9)`.
-        code: Option<String>,
+        code: Option<Box<str>>,
         /// What main has at the address.
-        memory: Option<String>,
+        memory: Option<Box<str>>,
     },
     /// The task called exit(3) or the like.
     Exited {

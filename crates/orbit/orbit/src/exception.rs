@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::control_block::ControlBlock;
 use crate::symbol::demangle_cpp;
-use crate::task;
+use crate::{check, task};
 
 /// The exit status of an orbit whose task threw.
 const THREW: i32 = 101;
@@ -84,12 +84,13 @@ unsafe extern "C" fn personality(
     if !is_cpp || actions & SEARCH_PHASE == 0 || !task::is_orbit_itself() {
         return CONTINUE_UNWIND;
     }
+    check::end();
     let control = CONTROL.load(Ordering::SeqCst);
     if !control.is_null() {
         // SAFETY: the runtime that threw says by the class that this is an exception of its layout; the control block was
         // given to `install` for good.
         unsafe {
-            let (kind, what) = describe(exception.cast(), class & 0xff == 1);
+            let (kind, what) = describe(exception, class & 0xff == 1);
             (*control).note_exception(&kind, what.as_deref());
         }
     }
@@ -109,17 +110,17 @@ struct TypeInfo {
 /// # Safety
 /// `exception` is the unwinder's part of a C++ exception; `dependent` says that it was thrown again by
 /// `std::rethrow_exception`, and refers to its object.
-unsafe fn describe(exception: *mut u8, dependent: bool) -> (String, Option<String>) {
+unsafe fn describe(exception: *mut c_void, dependent: bool) -> (String, Option<String>) {
     // SAFETY: the layout is that of the C++ ABI, which GNU's and LLVM's runtimes share: the type is at a fixed distance in
     // front, except in a dependent exception, which begins with a pointer to the object behind its primary exception.
     unsafe {
         let (object, exception) = if dependent {
-            let object = exception.sub(TYPE_BEFORE).cast::<*mut u8>().read();
-            (object, object.sub(OBJECT_AFTER))
+            let object = exception.byte_sub(TYPE_BEFORE).cast::<*mut c_void>().read();
+            (object, object.byte_sub(OBJECT_AFTER))
         } else {
-            (exception.add(OBJECT_AFTER), exception)
+            (exception.byte_add(OBJECT_AFTER), exception)
         };
-        let thrown = exception.sub(TYPE_BEFORE).cast::<*const TypeInfo>().read();
+        let thrown = exception.byte_sub(TYPE_BEFORE).cast::<*const TypeInfo>().read();
         if thrown.is_null() || (*thrown).name.is_null() {
             return ("of an unknown type".to_owned(), None);
         }
@@ -132,14 +133,14 @@ unsafe fn describe(exception: *mut u8, dependent: bool) -> (String, Option<Strin
             return (kind, None);
         }
         // The fifth virtual function of a type_info: whether a handler for it catches `thrown`; adjusts the pointer.
-        type Catches = unsafe extern "C" fn(*const TypeInfo, *const TypeInfo, *mut *mut u8, u32) -> bool;
+        type Catches = unsafe extern "C" fn(*const TypeInfo, *const TypeInfo, *mut *mut c_void, u32) -> bool;
         let catches = core::mem::transmute::<*const c_void, Catches>((*base).functions.add(4).read());
         let mut adjusted = object;
         if !catches(base, thrown, &raw mut adjusted, 1) {
             return (kind, None);
         }
         // The third virtual function of a std::exception, behind two destructors.
-        type What = unsafe extern "C" fn(*mut u8) -> *const c_char;
+        type What = unsafe extern "C" fn(*mut c_void) -> *const c_char;
         let functions = adjusted.cast::<*const *const c_void>().read();
         let what = core::mem::transmute::<*const c_void, What>(functions.add(2).read())(adjusted);
         let text = (!what.is_null()).then(|| CStr::from_ptr(what).to_string_lossy().into_owned());

@@ -8,6 +8,7 @@ use orrery_memory::area::MirrorMemory;
 use crate::builder::Builder;
 use crate::call::Call;
 use crate::error::{Error, Fault, Result};
+use crate::findings::Finding;
 use crate::flags::Flags;
 use crate::future::{Finished, Future};
 use crate::shared::Shared;
@@ -142,6 +143,18 @@ impl Orbit {
         let mut state = self.shared.lock();
         state.pump(false);
         Ok(state.statistics.read())
+    }
+
+    /// Returns what its tasks touched and should not have, if it was created in the checking mode ([`Builder::check`]): the
+    /// first thousand accesses that differ in address or instruction.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], [`Error::OtherProcess`].
+    pub fn findings(&self) -> Result<Vec<Finding>> {
+        self.shared.check_here("asking for what tasks touched")?;
+        let mut state = self.shared.lock();
+        state.pump(false);
+        Ok(state.check.as_ref().map_or_else(Vec::new, |(_, findings)| findings.list().to_vec()))
     }
 
     /// Returns the memory that its copies of pages take: none once it is down for good.

@@ -11,12 +11,13 @@ use orrery_domain::{Channel, Moment, Partner, Side};
 use orrery_memory::area::{DeltaRef, Mirror, View};
 
 use crate::arguments::ARGUMENTS;
+use crate::check::CheckLog;
 use crate::control_block::{Claim, ControlBlock};
 use crate::exception::call_foreign;
 use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
 use crate::update_socket::UpdateSocket;
-use crate::{crash, exception, limit};
+use crate::{check, crash, exception, limit};
 
 /// Exit statuses of an orbit that ends itself; the control block says more.
 const GAVE_UP: i32 = 125;
@@ -46,6 +47,7 @@ pub(crate) struct Program {
     pub(crate) control: Arc<ControlBlock>,
     pub(crate) update_socket: Arc<UpdateSocket>,
     pub(crate) mirror: Arc<Mirror>,
+    pub(crate) check: Option<Arc<CheckLog>>,
 }
 
 /// Arguments, aligned for whatever a C task takes them for.
@@ -79,6 +81,7 @@ impl Program {
         task::enter(inside);
         crash::install(&inside.control);
         exception::install(&inside.control);
+        let inherited = self.check.as_ref().and_then(|_| check::prepare());
         let store = self.guarded(|| match &self.init {
             Init::None => Store::C(core::ptr::null_mut()),
             Init::Closure(init) => Store::Rust(init()),
@@ -86,9 +89,14 @@ impl Program {
                 let null = core::ptr::null_mut();
                 // SAFETY: the user's own function, which takes nothing and returns a pointer.
                 let store = unsafe { call_foreign(*init as *const () as usize, null, null) };
-                Store::C(core::ptr::with_exposed_provenance_mut(store.cast_unsigned() as usize))
+                Store::C(core::ptr::with_exposed_provenance_mut(
+                    usize::try_from(store.cast_unsigned()).unwrap_or(0),
+                ))
             }
         });
+        if let (Some(inherited), Some(log)) = (inherited, &self.check) {
+            check::install(&inherited, &view, Box::leak(Box::new(Arc::clone(log))));
+        }
         self.control.set_ready();
         side.gate().ring();
         self.serve(side, view, store, inside)
@@ -135,8 +143,10 @@ impl Program {
                 self.control.set_started(Moment::now().0);
                 timer.arm(request.limit);
             }
-            let value =
-                self.guarded(|| self.task(&request, &mut buffer.arguments[..arguments.len()], &mut store));
+            let value = self.guarded(|| {
+                check::begin();
+                self.task(&request, &mut buffer.arguments[..arguments.len()], &mut store)
+            });
             timer.disarm();
             inside.call.set(None);
             let answer = Answer { call: request.call, value }.encode();
@@ -176,6 +186,7 @@ impl Program {
     /// Runs the user's code; a panic ends the orbit.
     fn guarded<R>(&self, work: impl FnOnce() -> R) -> R {
         let result = catch_unwind(AssertUnwindSafe(work));
+        check::end();
         // A child that the task forked and let return is not the orbit, and must not go on as if it were.
         if !task::is_orbit_itself() {
             end(if result.is_ok() { 0 } else { PANICKED });

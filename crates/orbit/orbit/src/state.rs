@@ -20,8 +20,10 @@ use orrery_memory::area::{Area, Delta, Mirror};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 
+use crate::check::CheckLog;
 use crate::control_block::{Claim, ControlBlock};
 use crate::error::{Error, Fault, Result};
+use crate::findings::{Findings, Passed};
 use crate::protocol::{ANSWER, Answer};
 use crate::records::{Kept, Records, UPDATE_OVERHEAD};
 use crate::symbol;
@@ -47,6 +49,8 @@ pub(crate) struct QueuedCall {
     pub(crate) record: usize,
     pub(crate) delta: Option<Delta>,
     pub(crate) limit: Option<Duration>,
+    /// In the checking mode: what the call passed.
+    pub(crate) passed: Passed,
     pub(crate) cancellable: bool,
     /// Its outcome is known; only its pages are still needed.
     pub(crate) settled: bool,
@@ -93,6 +97,8 @@ pub(crate) struct State {
     pub(crate) mirror: Option<Arc<Mirror>>,
     /// Whether a mirror that was emptied is filled with what all areas hold.
     pub(crate) existing_areas: bool,
+    /// In the checking mode: what tasks touch, and what of that they should not have.
+    pub(crate) check: Option<(Arc<CheckLog>, Findings)>,
     pub(crate) control: Arc<ControlBlock>,
     /// None where it is down for good.
     pub(crate) update_socket: Option<Arc<UpdateSocket>>,
@@ -167,6 +173,9 @@ impl State {
                 queued_call.settled = true;
                 self.settled += 1;
                 let (record, call) = (queued_call.record, queued_call.call);
+                if let Some((log, findings)) = &mut self.check {
+                    findings.judge(&self.name, call, &queued_call.passed, &log.take());
+                }
                 if let Some(delta) = queued_call.delta.take() {
                     release(self.mirror.as_deref(), delta);
                 }
@@ -312,8 +321,8 @@ impl State {
             }
             End::Killed { signal } => match self.control.crash_record() {
                 Some(Fault::Signal { signal: noted, address, instruction, .. }) if noted == signal => {
-                    let code = instruction.and_then(symbol::of_code);
-                    let memory = address.and_then(symbol::of_memory);
+                    let code = instruction.and_then(symbol::of_code).map(String::into_boxed_str);
+                    let memory = address.and_then(symbol::of_memory).map(String::into_boxed_str);
                     Fault::Signal { signal, address, instruction, code, memory }
                 }
                 _ => Fault::of_end(end),
@@ -337,6 +346,9 @@ impl State {
             queued_call.settled = true;
             self.settled += 1;
             let (record, call) = (queued_call.record, queued_call.call);
+            if let Some((log, findings)) = &mut self.check {
+                findings.judge(&self.name, call, &queued_call.passed, &log.take());
+            }
             let error = Error::Fault { orbit: self.name.clone(), call, fault: fault.clone() };
             self.records.close(record, call, Err(error));
             self.statistics.failed().fetch_add(1, Ordering::Relaxed);

@@ -11,6 +11,7 @@ use rustix::thread::CpuSet;
 use crate::arguments::ARGUMENTS;
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::findings::Passed;
 use crate::flags::Flags;
 use crate::policy::{BackPressure, Placement};
 use crate::protocol::Request;
@@ -73,6 +74,7 @@ impl Shared {
             record,
             delta: Some(delta),
             limit,
+            passed: if state.check.is_some() { Passed::now(call.areas) } else { Passed::default() },
             cancellable: call.flags.has(Flags::CANCELLABLE),
             settled: false,
             seen_running: None,

@@ -63,14 +63,29 @@ fn name_in_module(mapping: &Mapping, address: usize, wanted: fn(SymbolKind) -> b
     let file_offset = mapping.offset + (address - mapping.start) as u64;
     let module = String::from_utf8_lossy(mapping.name.rsplit(|&byte| byte == b'/').next()?).into_owned();
     match symbol(path, file_offset, wanted) {
-        Some((offset, Some(symbol))) => Some(format!("{module}+{offset:#x} ({symbol})")),
+        Some((offset, Some(Place { name, .. }))) => Some(format!("{module}+{offset:#x} ({name})")),
         Some((offset, None)) => Some(format!("{module}+{offset:#x}")),
         None => Some(format!("{module}, file offset {file_offset:#x}")),
     }
 }
 
 /// Returns the address in the module, and the symbol there.
-fn symbol(path: &OsStr, file_offset: u64, wanted: fn(SymbolKind) -> bool) -> Option<(u64, Option<String>)> {
+fn symbol(path: &OsStr, file_offset: u64, wanted: fn(SymbolKind) -> bool) -> Option<(u64, Option<Place>)> {
+    symbol_at(path, wanted, |segments| {
+        segments.iter().find_map(|(start, size, address, _)| {
+            let inside = file_offset.checked_sub(*start).filter(|inside| inside < size)?;
+            address.checked_add(inside)
+        })
+    })
+}
+
+/// Like [`symbol`], of an address in the module that `find` makes of the segments: offset and size in the file, address and
+/// size in memory.
+fn symbol_at(
+    path: &OsStr,
+    wanted: fn(SymbolKind) -> bool,
+    find: impl FnOnce(&[(u64, u64, u64, u64)]) -> Option<u64>,
+) -> Option<(u64, Option<Place>)> {
     // A device or pipe that has taken the file's place must not hold main up.
     let file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
     if !file.metadata().ok()?.is_file() {
@@ -78,11 +93,14 @@ fn symbol(path: &OsStr, file_offset: u64, wanted: fn(SymbolKind) -> bool) -> Opt
     }
     let cache = ReadCache::new(file);
     let elf = object::File::parse(&cache).ok()?;
-    let address = elf.segments().find_map(|segment| {
-        let (start, size) = segment.file_range();
-        let inside = file_offset.checked_sub(start).filter(|inside| *inside < size)?;
-        segment.address().checked_add(inside)
-    })?;
+    let segments: Vec<_> = elf
+        .segments()
+        .map(|segment| {
+            let (start, size) = segment.file_range();
+            (start, size, segment.address(), segment.size())
+        })
+        .collect();
+    let address = find(&segments)?;
     let small = |name| elf.section_by_name(name).is_none_or(|section| section.size() <= LARGEST_TABLE);
     let fits = |symbol: &object::Symbol<'_, '_, _>| {
         let from_start = address.checked_sub(symbol.address());
@@ -99,9 +117,57 @@ fn symbol(path: &OsStr, file_offset: u64, wanted: fn(SymbolKind) -> bool) -> Opt
     }
     let name = found.and_then(|symbol| {
         let name = demangle(symbol.name().ok()?);
-        Some(format!("{name}+{:#x}", address - symbol.address()))
+        let bytes = usize::try_from(symbol.size()).unwrap_or(0);
+        Some(Place { name: format!("{name}+{:#x}", address - symbol.address()), bytes })
     });
     Some((address, name))
+}
+
+/// Something with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) name: String,
+    /// Its size.
+    pub(crate) bytes: usize,
+}
+
+/// Returns the variable at `address`, or the mapping.
+pub(crate) fn place(address: usize) -> Place {
+    let Some(mapping) = mapping_at(address) else {
+        return Place { name: "nothing of main's".to_owned(), bytes: 0 };
+    };
+    let data: fn(SymbolKind) -> bool = |kind| matches!(kind, SymbolKind::Data);
+    if let Some((_, Some(place))) = variable(&mapping, address, data) {
+        return place;
+    }
+    let name = name_in_module(&mapping, address, data).unwrap_or_else(|| "memory of main".to_owned());
+    Place { name, bytes: mapping.end - mapping.start }
+}
+
+/// The variable at an address of a module's data, of which the zeroed part is in no file.
+fn variable(
+    mapping: &Mapping,
+    address: usize,
+    wanted: fn(SymbolKind) -> bool,
+) -> Option<(u64, Option<Place>)> {
+    let (mut base, mut module) = (0, Vec::new());
+    Maps::open()
+        .ok()?
+        .for_each(&mut vec![0; 64 << 10], |entry| {
+            if entry.range.start <= mapping.start && entry.name.starts_with(b"/") && entry.offset == 0 {
+                (base, module) = (entry.range.start, entry.name.to_vec());
+            }
+            Ok(())
+        })
+        .ok()?;
+    if !(mapping.name == module || mapping.name.is_empty()) {
+        return None;
+    }
+    symbol_at(OsStr::from_bytes(&module), wanted, |segments| {
+        let first = segments.iter().find(|(start, ..)| *start == 0)?.2;
+        let at = (address - base) as u64 + (first & !(PAGE as u64 - 1));
+        segments.iter().any(|(_, _, start, size)| at.wrapping_sub(*start) < *size).then_some(at)
+    })
 }
 
 /// Returns what main has at an address that a task could not access.
