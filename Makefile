@@ -44,8 +44,9 @@ install: $(if $(wildcard $(BUILD)/orrery-guest),,build) ## install into PREFIX=/
 	packaging/install '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
 
 deb: build ## Debian packages of what `make install` installs, in target/deb
+	@scripts/bootstrap deb
 	packaging/deb '$(abspath $(BUILD))' '$(abspath $(TARGET))/deb'
-	@! command -v lintian >/dev/null || lintian --fail-on error,warning '$(abspath $(TARGET))'/deb/*.changes
+	lintian --allow-root --fail-on error,warning '$(abspath $(TARGET))'/deb/*.changes
 
 uninstall: ## remove what `make install` put there
 	packaging/install --uninstall '$(abspath $(BUILD))' '$(abspath $(TARGET))/stage'
@@ -94,6 +95,7 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 	$(MDBOOK) build docs
 
 soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, CRASHES=50 kernels (SEED=1)
+	@scripts/bootstrap soak deb
 	ORRERY_RUNS=$(or $(RUNS),1000000) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-rollback --test rollback -- runs_leave_nothing_behind
 	ORRERY_CASES=$(or $(CASES),5000) scripts/bounded 60m \
