@@ -102,7 +102,7 @@ pub unsafe extern "C" fn orrery_context_create(
 /// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_switch(target: c_int, args: u64, result: *mut u64) -> c_int {
-    let outcome = Context::of_descriptor(target).and_then(|context| context.switch(args, &[]));
+    let outcome = named(target).and_then(|context| context.switch(args, &[]));
     // SAFETY: the caller's promise.
     unsafe { finish(outcome, result) }
 }
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn orrery_context_switch_bytes(
         // SAFETY: the caller's promise.
         unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), length) }
     };
-    let outcome = Context::of_descriptor(target).and_then(|context| match limit {
+    let outcome = named(target).and_then(|context| match limit {
         0 => context.switch(args, bytes),
         limit => context.switch_within(args, bytes, Duration::from_millis(limit.into())),
     });
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn orrery_context_restrict(
             SYSCALL => numbers(spec).map(|(first, last)| rights.calls(&Calls::none().with(first, last))),
             kind => Err(invalid("orrery_context_restrict", kind.unsigned_abs() as usize)),
         })?;
-        Context::of_descriptor(target)?.restrict_to(&keep)
+        named(target)?.restrict_to(&keep)
     });
     outcome.map_or_else(error::fail, |()| 0)
 }
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn orrery_context_overlay(
         if let Some(odd) = specs.iter().find(|spec| !known(spec)) {
             return Err(invalid("orrery_context_overlay", odd.how as usize));
         }
-        let context = Context::of_descriptor(target)?;
+        let context = named(target)?;
         specs.iter().try_for_each(|spec| {
             if spec.kind == FD {
                 let (first, last) = numbers(spec)?;
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn orrery_context_trapped_call(call: *mut ContextCall) -> 
 /// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_proceed(target: c_int, result: *mut u64) -> c_int {
-    let outcome = Context::of_descriptor(target).and_then(Context::proceed);
+    let outcome = named(target).and_then(Context::proceed);
     // SAFETY: the caller's promise.
     unsafe { finish(outcome, result) }
 }
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn orrery_context_syscall(
             // SAFETY: checked, and the caller's promise.
             unsafe {
                 let arguments = args.cast::<[u64; 6]>().read_unaligned();
-                Context::of_descriptor(target)
+                named(target)
                     .and_then(|context| context.syscall(own, number, arguments))
                     .map(|value| result.write(value))
             }
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn orrery_context_copy_in(
     }
     // SAFETY: the caller's promise.
     let buffer = unsafe { core::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
-    let outcome = Context::of_descriptor(target).and_then(|context| context.copy_in(address, buffer));
+    let outcome = named(target).and_then(|context| context.copy_in(address, buffer));
     outcome.map_or_else(|error| error::fail(error) as isize, usize::cast_signed)
 }
 
@@ -311,7 +311,7 @@ pub unsafe extern "C" fn orrery_context_copy_out(
     // SAFETY: the caller's promise.
     let outcome = unsafe {
         let bytes = core::slice::from_raw_parts(bytes.cast::<u8>(), length);
-        Context::of_descriptor(target).and_then(|context| context.copy_out(address, bytes))
+        named(target).and_then(|context| context.copy_out(address, bytes))
     };
     outcome.map_or_else(error::fail, |()| 0)
 }
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn orrery_context_copy_path(
     path: *mut c_char,
     room: usize,
 ) -> c_int {
-    let outcome = Context::of_descriptor(target).and_then(|context| context.copy_path(address));
+    let outcome = named(target).and_then(|context| context.copy_path(address));
     let outcome = outcome.and_then(|text| {
         let bytes = text.as_bytes_with_nul();
         if path.is_null() || bytes.len() > room {
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn orrery_context_copy_path(
 /// Puts a descriptor of this context's into one that is stopped in a system call.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) -> c_int {
-    let outcome = Context::of_descriptor(target).and_then(|context| {
+    let outcome = named(target).and_then(|context| {
         if descriptor < 0 {
             return Err(invalid("orrery_context_install_fd", descriptor.unsigned_abs() as usize));
         }
@@ -358,7 +358,7 @@ pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) ->
 /// Has a context keep its state as it is now, for the case that it is killed.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
-    Context::of_descriptor(target).and_then(Context::checkpoint).map_or_else(error::fail, |()| 0)
+    named(target).and_then(Context::checkpoint).map_or_else(error::fail, |()| 0)
 }
 
 /// Forks the program with all its contexts.
@@ -378,7 +378,7 @@ pub unsafe extern "C" fn orrery_context_fork() -> libc::pid_t {
 /// Closes a descriptor of a context.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_context_close(target: c_int) -> c_int {
-    Context::of_descriptor(target).and_then(Context::close).map_or_else(error::fail, |()| 0)
+    named(target).and_then(Context::close).map_or_else(error::fail, |()| 0)
 }
 
 /// Notes what arrived; gives the caller's descriptor.
@@ -414,6 +414,12 @@ unsafe fn list<'a>(specs: *const ContextSpec, count: usize) -> Result<&'a [Conte
         }
         _ => Err(invalid("a list of specifications", count)),
     }
+}
+
+/// The context that a C program names.
+fn named(target: c_int) -> Result<Context> {
+    // SAFETY: numbers of descriptors are for a C program to keep apart, as with close(2).
+    unsafe { Context::of_descriptor(target) }
 }
 
 /// # Safety

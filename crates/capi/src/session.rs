@@ -140,7 +140,10 @@ unsafe fn builder(options: &SessionOptions) -> Result<Builder, Error> {
         }
         // SAFETY: the caller's promise.
         let keep = unsafe { core::slice::from_raw_parts(options.fds, options.fd_count) };
-        builder = keep.iter().fold(builder, |builder, fd| builder.keep_descriptor(*fd));
+        for fd in keep.iter().filter(|fd| **fd >= 0) {
+            // SAFETY: only its number is noted.
+            builder = builder.keep_descriptor(unsafe { BorrowedFd::borrow_raw(*fd) });
+        }
     }
     Ok(builder)
 }

@@ -55,7 +55,8 @@ pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Co
 /// ([`Spec::close_descriptors`]), and where the program used it before its first context, or may have none so high
 /// (RLIMIT_NOFILE in getrlimit(2)).
 pub fn root() -> Result<Context> {
-    Context::of_descriptor(ROOT)
+    // SAFETY: the number is the library's, and the root's name where it names a context.
+    unsafe { Context::of_descriptor(ROOT) }
 }
 
 /// Creates a context, which begins by returning from this call as well.
@@ -109,7 +110,10 @@ impl Context {
     /// # Errors
     /// [`Error::NoContext`]: it names none of this program, or was closed behind our back. [`Error::Gone`] of a
     /// descriptor that was no name here before: what it named has ended.
-    pub fn of_descriptor(descriptor: RawFd) -> Result<Self> {
+    ///
+    /// # Safety
+    /// Nothing else owns the descriptor, where it is no name here yet: it is closed as one from then on.
+    pub unsafe fn of_descriptor(descriptor: RawFd) -> Result<Self> {
         held(descriptor)?.named_or_adopted(descriptor)
     }
 

@@ -232,11 +232,14 @@ impl Engine {
     }
 
     /// The owner's part.
-    #[expect(clippy::mut_from_ref, reason = "a cell whose only user is the owner's thread")]
-    fn inner(&self) -> &mut Inner {
+    ///
+    /// # Safety
+    /// The calling thread is the owner's, and uses no other reference to it while it uses this one. A handler that
+    /// interrupts it crosses over to the engine for good, or leaves the inner part alone.
+    #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
+    unsafe fn inner(&self) -> &mut Inner {
         debug_assert!(self.is_owner());
-        // SAFETY: only the owner's thread comes here, in one place at a time: a handler that interrupts it crosses over
-        // to the engine for good or leaves the inner part alone.
+        // SAFETY: the caller's promise.
         unsafe { &mut *self.inner.get() }
     }
 
@@ -250,7 +253,8 @@ impl Engine {
 
     fn cross_to_end(&self) -> ! {
         signals::block_all();
-        let crossing = &raw mut self.inner().crossing;
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let crossing = &raw mut unsafe { self.inner() }.crossing;
         // SAFETY: the phase says that the crossing's body runs, and this is its thread.
         unsafe { arch::finish(crossing) }
     }
@@ -267,7 +271,8 @@ impl Engine {
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
             return Err(Error::SignalHandler);
         }
-        let inner = self.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let inner = unsafe { self.inner() };
         inner.limits = limits;
         inner.repeats = mode != RunMode::Once;
         inner.limits_at_once = mode != RunMode::Serve;
@@ -287,7 +292,8 @@ impl Engine {
         // unwind.
         unsafe { arch::run_crossing(crossing) };
         // The run is over, or never began: memory is that of its beginning, the arena's is that of now.
-        match self.inner().error {
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        match unsafe { self.inner() }.error {
             Some(error) => Err(error),
             // SAFETY: no closure runs any more.
             None => Ok(unsafe { *self.ending.get() }),
@@ -296,30 +302,35 @@ impl Engine {
 
     /// Leaves descriptor `fd` alone.
     pub(crate) fn exempt_descriptor(&'static self, fd: i32) -> Result<()> {
-        self.for_owner()?.inner().sources.keepers.exempt(fd)
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        unsafe { self.for_owner()?.inner() }.sources.keepers.exempt(fd)
     }
 
     /// Lets go of the run's copy of the file table.
     pub(crate) fn release_files(&'static self) -> Result<()> {
-        let Inner { process, sources, .. } = self.for_owner()?.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let Inner { process, sources, .. } = unsafe { self.for_owner()?.inner() };
         process.descriptors.clear(&mut sources.keepers);
         Ok(())
     }
 
     /// Leaves memory alone; `stack` is an address on the caller's stack.
     pub(crate) fn keep(&'static self, range: PageRange, stack: usize) -> Result<()> {
-        Ok(self.for_owner()?.inner().space.exclude(range, stack)?)
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        Ok(unsafe { self.for_owner()?.inner() }.space.exclude(range, stack)?)
     }
 
     /// What the space holds, and what the last run's restore did.
     pub(crate) fn statistics(&'static self) -> Result<(Statistics, orrery_memory::space::Restored)> {
-        let inner = self.for_owner()?.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let inner = unsafe { self.for_owner()?.inner() };
         Ok((inner.space.statistics(), inner.last_restore))
     }
 
     /// The tracker's name, and whether the layout is watched.
     pub(crate) fn mechanisms(&'static self) -> Result<(&'static str, bool)> {
-        let inner = self.for_owner()?.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let inner = unsafe { self.for_owner()?.inner() };
         Ok((inner.space.tracker_name(), inner.space.watches_layout()))
     }
 
@@ -333,7 +344,8 @@ impl Engine {
         name: *mut MaybeUninit<u64>,
         mask: Mask,
     ) -> Result<*mut Crossing> {
-        let inner = self.for_owner()?.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let inner = unsafe { self.for_owner()?.inner() };
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
             return Err(Error::SignalHandler);
         }
@@ -365,7 +377,8 @@ impl Engine {
     /// Signals are blocked.
     pub(crate) fn resume(&'static self, id: u64, value: i32) -> Error {
         let inner = match self.for_owner() {
-            Ok(engine) => engine.inner(),
+            // SAFETY: this is the owner's thread, and holds no other reference.
+            Ok(engine) => unsafe { engine.inner() },
             Err(error) => return error,
         };
         let Some(place) = inner.place_of(id) else {
@@ -382,7 +395,8 @@ impl Engine {
 
     /// Forgets snapshot `id`.
     pub(crate) fn discard(&'static self, id: u64) -> Result<()> {
-        let inner = self.for_owner()?.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let inner = unsafe { self.for_owner()?.inner() };
         let place = inner.place_of(id).ok_or(Error::NoSnapshot { id })?;
         let mut snapshot = inner.snapshots[place].take().ok_or(Error::NoSnapshot { id })?;
         snapshot.process.clear(&mut inner.sources);
@@ -400,21 +414,24 @@ pub(crate) fn last_ending() -> Option<Ending> {
 /// snapshots.
 pub fn may_roll_back() -> bool {
     current().filter(|engine| engine.is_owner()).is_some_and(|engine| {
-        engine.is_in(Phase::Running) || engine.inner().snapshots.iter().any(Option::is_some)
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        engine.is_in(Phase::Running) || unsafe { engine.inner() }.snapshots.iter().any(Option::is_some)
     })
 }
 
 /// The running closure is not to run again.
 pub(crate) fn stop_repeating() {
     if let Some(engine) = current().filter(|engine| engine.is_owner()) {
-        engine.inner().repeats = false;
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        unsafe { engine.inner() }.repeats = false;
     }
 }
 
 /// From now on the limits apply to the running closure.
 pub(crate) fn apply_limits() {
     if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Running)) {
-        let inner = engine.inner();
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        let inner = unsafe { engine.inner() };
         inner.limit_memory();
         inner.arm();
     }
@@ -443,7 +460,8 @@ pub(crate) fn existing(id: u64) -> Result<&'static Engine> {
 
 /// What the last operation of the C interface could not do.
 pub(crate) fn last_error() -> Option<Error> {
-    current().filter(|engine| engine.is_owner()).and_then(|engine| engine.inner().error)
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    current().filter(|engine| engine.is_owner()).and_then(|engine| unsafe { engine.inner() }.error)
 }
 
 /// The engine behind a crossing that is under way.
@@ -457,7 +475,8 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     let mask = signals::block_all();
     engine.enter(Phase::Busy);
-    let inner = engine.inner();
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    let inner = unsafe { engine.inner() };
     match inner.begin_run(engine, mask) {
         Ok(()) => {
             engine.enter(Phase::Running);
@@ -483,7 +502,8 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     signals::block_all();
     engine.enter(Phase::Busy);
-    let inner = engine.inner();
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    let inner = unsafe { engine.inner() };
     inner.disarm();
     // SAFETY: phases other than running claim nothing.
     let ending = unsafe { &mut *engine.ending.get() };
@@ -514,7 +534,8 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
 unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     engine.enter(Phase::Busy);
-    let inner = engine.inner();
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    let inner = unsafe { engine.inner() };
     inner.error = inner.take_snapshot(engine).err();
     if inner.error.is_some() {
         let (name, before) = inner.name;
@@ -529,7 +550,8 @@ unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
 unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     engine.enter(Phase::Busy);
-    let inner = engine.inner();
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    let inner = unsafe { engine.inner() };
     let place = inner.wanted;
     inner.error = inner.put_back(engine, Some(place)).map(Error::NotUndone);
     let (stack_pointer, mask) = inner.snapshots[place]

@@ -62,7 +62,7 @@ mod server;
 mod session;
 mod template;
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 pub use error::{Error, Result};
@@ -139,9 +139,9 @@ impl Builder {
         self
     }
 
-    /// Leaves a descriptor open in sessions. By default they have 0, 1 and 2, and their connection.
-    pub fn keep_descriptor(mut self, descriptor: RawFd) -> Self {
-        self.keep.push(descriptor);
+    /// Leaves a descriptor open in sessions, whatever has its number when the pool is made. By default they have 0, 1 and 2, and their connection.
+    pub fn keep_descriptor(mut self, descriptor: impl AsFd) -> Self {
+        self.keep.push(descriptor.as_fd().as_raw_fd());
         self
     }
 

@@ -4,17 +4,17 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use orrery_context::{Context, Error, Spec, create};
+use orrery_context::{Error, Spec, create};
 
 use crate::support::{
-    await_end_of, end, in_child, lent, own_pid, pair, plain_fork, receive, send, server, shared_words,
+    await_end_of, end, in_child, lent, named, own_pid, pair, plain_fork, receive, send, server, shared_words,
     status_of,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn is_no_name(number: RawFd) {
-    let refused = Context::of_descriptor(number).unwrap_err();
+    let refused = named(number).unwrap_err();
     assert_eq!(refused, Error::NoContext { descriptor: number });
     assert!(refused.to_string().contains(&number.to_string()), "{refused}");
 }
@@ -27,7 +27,7 @@ pub(crate) fn what_names_no_context_is_refused() {
     for number in [-1, i32::MAX, 0, a.as_raw_fd(), b.as_raw_fd(), file.as_raw_fd()] {
         is_no_name(number);
     }
-    assert_eq!(Context::of_descriptor(other.descriptor()).unwrap(), other);
+    assert_eq!(named(other.descriptor()).unwrap(), other);
     assert_eq!(other.switch(4, &[]).unwrap().word, 5);
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn a_context_gets_no_name_of_itself() {
         let own = u32::try_from(number[0].load(Ordering::SeqCst)).unwrap();
         // SAFETY: it is refused, and leaves what has that number here.
         let refused = unsafe { start.creator.overlay_descriptor(own) }.is_err();
-        let is_no_name = Context::of_descriptor(i32::try_from(own).unwrap()).is_err();
+        let is_no_name = named(i32::try_from(own).unwrap()).is_err();
         start.creator.switch((refused && is_no_name).into(), &[]).unwrap();
         unreachable!();
     })

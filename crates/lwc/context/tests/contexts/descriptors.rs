@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 
 use crate::support::{
-    await_end_of, copy_high, die, end, forked, is_open, kill, own_pid, server, status_of, written,
+    await_end_of, copy_high, die, end, forked, is_open, kill, named, own_pid, server, status_of, written,
 };
 
 /// Closes a number; whether it was open.
@@ -219,8 +219,8 @@ pub(crate) fn closed_names_are_refused() {
     let second = create(&Spec::new(), server(|word| word + 1)).unwrap();
     assert_eq!(second.descriptor(), descriptor, "the number is used again");
     assert_eq!(first.switch(0, &[]).unwrap_err(), Error::NoContext { descriptor });
-    assert_eq!(Context::of_descriptor(descriptor).unwrap(), second);
-    assert!(matches!(Context::of_descriptor(0), Err(Error::NoContext { descriptor: 0 })));
+    assert_eq!(named(descriptor).unwrap(), second);
+    assert!(matches!(named(0), Err(Error::NoContext { descriptor: 0 })));
 }
 
 pub(crate) fn without_descriptors_nothing_is_made() {

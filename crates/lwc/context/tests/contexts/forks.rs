@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal, geteuid, test_kill_process};
 
 use crate::pages::Pages;
 use crate::support::{
-    Burial, await_end_of, become_ordinary, end, forked, in_child, is_running, kill, kill_after, own_pid,
-    pidfds_remember, plain_fork, reap, server, shared_words, status_of, uname, with_orphans,
+    Burial, await_end_of, become_ordinary, end, forked, in_child, is_running, kill, kill_after, named,
+    own_pid, pidfds_remember, plain_fork, reap, server, shared_words, status_of, uname, with_orphans,
 };
 
 /// Counts its calls, and says how often it was called and by whom; keeps the sum of what it was told.
@@ -79,7 +79,7 @@ pub(crate) fn a_forked_program_has_copies() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(ask(counter, 0), (15, 3, process));
-        assert_eq!(Context::of_descriptor(counter.descriptor()).unwrap(), counter);
+        assert_eq!(named(counter.descriptor()).unwrap(), counter);
         counter.close().unwrap();
         await_end_of(process);
     });

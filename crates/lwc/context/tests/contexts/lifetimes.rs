@@ -8,7 +8,8 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions};
 
 use crate::support::{
-    await_end_of, die, end, in_child, is_running, kill, own_pid, plain_fork, reap, server, shared_words,
+    await_end_of, die, end, in_child, is_running, kill, named, own_pid, plain_fork, reap, server,
+    shared_words,
 };
 
 pub(crate) fn a_closed_context_ends() {
@@ -28,7 +29,7 @@ pub(crate) fn a_plain_close_ends_it() {
     assert_eq!(unsafe { libc::close(other.descriptor()) }, 0);
     await_end_of(pid);
     assert!(matches!(other.switch(0, &[]), Err(Error::Gone { .. } | Error::NoContext { .. })));
-    assert!(matches!(Context::of_descriptor(other.descriptor()), Err(Error::NoContext { .. })));
+    assert!(matches!(named(other.descriptor()), Err(Error::NoContext { .. })));
 }
 
 pub(crate) fn it_lives_while_anybody_holds_it() {

@@ -7,7 +7,7 @@ use orrery_context::{self as context, Context, Error, Overlay, ROOT, Spec, creat
 
 use crate::pages::Pages;
 use crate::support::{
-    await_end_of, die, end, is_running, lent, own_pid, pair, plain_fork, reap, receive, send, server,
+    await_end_of, die, end, is_running, lent, named, own_pid, pair, plain_fork, reap, receive, send, server,
 };
 
 /// Long enough for a watcher to end a context that nobody holds.
@@ -50,7 +50,7 @@ pub(crate) fn nobody_switches_to_itself() {
     let other = create(&Spec::new(), move |start| {
         let mut arrival = start.arrival;
         loop {
-            let own = Context::of_descriptor(receive(&there).into_raw_fd()).unwrap();
+            let own = named(receive(&there).into_raw_fd()).unwrap();
             let refused = own.switch(1, &[]).unwrap_err() == Error::Itself { descriptor: own.descriptor() };
             own.close().unwrap();
             arrival = arrival.caller.switch(refused.into(), &[]).unwrap();
@@ -69,14 +69,14 @@ pub(crate) fn a_copy_of_a_name_names_the_same() {
     let other = create(&Spec::new(), server(|word| if word == 0 { own_pid() } else { word + 1 })).unwrap();
     let pid = other.switch(0, &[]).unwrap().word;
     let copy = rustix::io::dup(lent(other)).unwrap().into_raw_fd();
-    let copy = Context::of_descriptor(copy).unwrap();
+    let copy = named(copy).unwrap();
     assert_ne!(copy.descriptor(), other.descriptor());
     assert_eq!(copy.switch(4, &[]).unwrap().word, 5);
     // What is given up is given up for all copies, known or not.
     let unknown = rustix::io::dup(lent(copy)).unwrap();
     memory.overlay(copy, Overlay::Copy).unwrap();
     copy.restrict(&[]).unwrap();
-    let unknown = Context::of_descriptor(unknown.into_raw_fd()).unwrap();
+    let unknown = named(unknown.into_raw_fd()).unwrap();
     for name in [other, copy, unknown] {
         assert!(matches!(memory.overlay(name, Overlay::Copy), Err(Error::Denied { .. })));
         assert_eq!(name.switch(6, &[]).unwrap().word, 7);
@@ -97,8 +97,7 @@ fn receiver(socket: OwnedFd, memory: Pages) -> Context {
         let mut known: Option<Context> = None;
         let mut arrival = start.arrival;
         loop {
-            let name =
-                *known.get_or_insert_with(|| Context::of_descriptor(receive(&socket).into_raw_fd()).unwrap());
+            let name = *known.get_or_insert_with(|| named(receive(&socket).into_raw_fd()).unwrap());
             let mut done = 0;
             if name.switch(20, &[]).is_ok_and(|arrival| arrival.word == 21) {
                 done |= 1;
@@ -150,7 +149,7 @@ pub(crate) fn a_name_under_way_keeps_its_context() {
     served.close().unwrap();
     std::thread::sleep(A_WHILE);
     assert!(is_running(pid), "it may still arrive");
-    let again = Context::of_descriptor(receive(&there).into_raw_fd()).unwrap();
+    let again = named(receive(&there).into_raw_fd()).unwrap();
     assert_eq!(again.switch(0, &[]).unwrap().word, pid);
     send(&here, &[lent(again)]);
     again.close().unwrap();
@@ -163,10 +162,10 @@ pub(crate) fn a_name_that_comes_late_is_told() {
     let copy = rustix::io::dup(lent(served)).unwrap();
     assert!(matches!(served.switch(0, &[]), Err(Error::Died { .. })));
     let descriptor = copy.as_raw_fd();
-    assert_eq!(Context::of_descriptor(descriptor).unwrap_err(), Error::Gone { descriptor });
+    assert_eq!(named(descriptor).unwrap_err(), Error::Gone { descriptor });
     // Its seat is somebody else's, whom it does not name.
     let fresh = create(&Spec::new(), server(|word| word + 1)).unwrap();
-    assert!(matches!(Context::of_descriptor(descriptor), Err(Error::Gone { .. } | Error::NoContext { .. })));
+    assert!(matches!(named(descriptor), Err(Error::Gone { .. } | Error::NoContext { .. })));
     assert_eq!(fresh.switch(1, &[]).unwrap().word, 2);
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use orrery_context::{Calls, Context, Forked, FromCaller, Start, fork};
+use orrery_context::{Calls, Context, Error, Forked, FromCaller, Start, fork};
 use rustix::mm::MapFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -20,6 +20,12 @@ use rustix::process::{
 };
 
 use crate::pages::anonymous;
+
+/// The context that a number names.
+pub(crate) fn named(number: RawFd) -> Result<Context, Error> {
+    // SAFETY: what the cases pass is theirs alone, or a name already.
+    unsafe { Context::of_descriptor(number) }
+}
 
 /// Returns to every caller what `answer` makes of its value.
 pub(crate) fn server(answer: impl Fn(u64) -> u64 + 'static) -> impl FnOnce(Start) -> Infallible {

@@ -141,11 +141,13 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     // SAFETY: as in `current`.
     let engine: &'static Engine = unsafe { pointer.as_ref() };
     for range in watcher::memory() {
-        engine.inner().space.exclude(range, stack_address())?;
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        unsafe { engine.inner() }.space.exclude(range, stack_address())?;
     }
     let mut after = arena.vec();
     list_descriptors(&mut after)?;
-    engine.inner().sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    unsafe { engine.inner() }.sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;
     ENGINE.store(pointer.as_ptr(), Ordering::Release);
     leave_rseq_alone();
     Ok(engine)

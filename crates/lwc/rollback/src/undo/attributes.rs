@@ -98,7 +98,8 @@ impl Attributes {
     pub(crate) fn clear(&mut self, keepers: &mut Keepers) {
         if let Some(directory) = self.directory.take() {
             let last = keepers.unhold(directory.fd);
-            let fd = borrow(directory.fd);
+            // SAFETY: only asked about.
+            let fd = unsafe { borrow(directory.fd) };
             let found = rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
             // It may have been closed, and the number be somebody else's.
             if last && found == Ok(directory.identity) {
@@ -128,7 +129,8 @@ impl Attributes {
         if let Some(directory) = &self.directory
             && current_directory() != Some(directory.identity)
         {
-            rustix::process::fchdir(borrow(directory.fd)).map_err(|_| Leftover::Directory)?;
+            // SAFETY: the engine's own descriptors are back, and this is one; of a file it is refused.
+            rustix::process::fchdir(unsafe { borrow(directory.fd) }).map_err(|_| Leftover::Directory)?;
         }
         for (attribute, wanted) in ATTRIBUTES.iter().zip(self.numbers) {
             if (attribute.get)() != wanted && !(attribute.set)(wanted) {

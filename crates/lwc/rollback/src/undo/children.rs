@@ -55,6 +55,8 @@ impl Family {
         spare: impl Fn(i32) -> bool,
     ) -> std::result::Result<(), Leftover> {
         let Some(list) = &nursery.list else { return Ok(()) };
+        // A closure may have changed that; its own orphans are then others', but later ones' are ours again.
+        adopt_orphans();
         for _ in 0..GENERATIONS {
             let mut found = None;
             let listed = list.for_each(|pid| {
@@ -86,8 +88,12 @@ impl Nursery {
         if policy == Children::Leave {
             return Self { list: None };
         }
-        // Older kernels cannot; then grandchildren whose parent ended escape.
-        let _ = rustix::process::set_child_subreaper(Some(Pid::INIT));
+        adopt_orphans();
         Self { list: List::open(thread).ok() }
     }
+}
+
+/// Has grandchildren whose parent ends become children of this process. Older kernels cannot; then they escape.
+fn adopt_orphans() {
+    let _ = rustix::process::set_child_subreaper(Some(Pid::INIT));
 }

@@ -264,7 +264,8 @@ impl Descriptors {
         let Keepers { exempt, own, held, open, .. } = keepers;
         let is_in = |list: &[i32], fd: i32| list.binary_search(&fd).is_ok();
         let is_file = |fd: i32| self.files.binary_search_by_key(&fd, |file| file.fd).is_ok();
-        let is_open = |fd: i32| rustix::io::fcntl_getfd(borrow(fd)).is_ok();
+        // SAFETY: only asked about.
+        let is_open = |fd: i32| rustix::io::fcntl_getfd(unsafe { borrow(fd) }).is_ok();
         let files = self.files.iter().filter(|file| !is_in(exempt, file.fd)).count();
         let own_only = own.iter().filter(|&&fd| !is_in(exempt, fd) && !is_file(fd)).count();
         let held_only = held.chunk_by(|one, other| one == other).map(|same| same[0]);
@@ -308,7 +309,8 @@ impl File {
         if !there {
             bring_back(file.fd, keeper)?;
         }
-        let fd = borrow(file.fd);
+        // SAFETY: the number is the file's that was just found there, or brought back.
+        let fd = unsafe { borrow(file.fd) };
         let flags = rustix::io::fcntl_getfd(fd).map_err(|_| lost)?;
         if flags != file.flags {
             rustix::io::fcntl_setfd(fd, file.flags).map_err(|_| lost)?;
@@ -334,12 +336,14 @@ fn out_of_memory() -> crate::Error {
 type Identity = (u64, u64, u32);
 
 fn identity(fd: i32) -> Option<Identity> {
-    rustix::fs::fstat(borrow(fd)).ok().map(|found| (found.st_dev, found.st_ino, found.st_mode))
+    // SAFETY: only asked about.
+    rustix::fs::fstat(unsafe { borrow(fd) }).ok().map(|found| (found.st_dev, found.st_ino, found.st_mode))
 }
 
 /// What there is to see of a descriptor.
 fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
-    let fd = borrow(number);
+    // SAFETY: only asked about.
+    let fd = unsafe { borrow(number) };
     let identity = identity(number)?;
     let regular = FileType::from_raw_mode(identity.2) == FileType::RegularFile;
     let is_output = outputs.contains(&Some(identity));
@@ -367,8 +371,13 @@ fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> std::result::Result<(), 
     duplicated.map(|_| ()).map_err(|_| lost)
 }
 
-pub(crate) fn borrow(fd: i32) -> BorrowedFd<'static> {
-    // SAFETY: the number is only used for system calls, for which a closed one is an error and nothing worse.
+/// Borrows a number, which the program may have closed or made something else's.
+///
+/// # Safety
+/// It is used at once, for system calls that take a closed one for an error, and that do what is meant to be done to
+/// whatever has the number.
+pub(crate) unsafe fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
+    // SAFETY: the caller's promise.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 

@@ -38,6 +38,32 @@ pub(crate) fn children_are_killed() {
     assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1, "no child is left");
 }
 
+/// A closure that gives up taking orphans in does so for itself.
+pub(crate) fn orphans_of_later_closures_are_killed() {
+    let mut rollback = rollback();
+    // SAFETY: takes a number.
+    rollback.run(|| unsafe { drop(Box::new(libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0))) }).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: the run has one thread, so the children find no lock held; they call what is async-signal-safe.
+    let outcome = rollback.run(|| unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            if libc::fork() == 0 {
+                libc::sleep(20);
+            }
+            libc::_exit(0);
+        }
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    });
+    assert_eq!(outcome, Ok(Outcome::Returned));
+    drop(writer);
+    rollback.release_files().unwrap();
+    let start = std::time::Instant::now();
+    let mut nothing = Vec::new();
+    std::io::Read::read_to_end(&mut { reader }, &mut nothing).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(15), "the orphan lived on");
+}
+
 pub(crate) fn children_may_be_left() {
     let mut rollback = Rollback::builder().children(Children::Leave).build().unwrap();
     let kept = KeptBuffer::with_capacity(100).unwrap();

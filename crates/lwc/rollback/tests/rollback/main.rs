@@ -11,6 +11,7 @@ mod companions;
 mod descriptors;
 mod endings;
 mod helpers;
+mod leftovers;
 mod mappings;
 mod memory;
 mod refusals;
@@ -60,7 +61,9 @@ orrery_testing::cases![
     attributes::names_and_priorities_come_back,
     attributes::floating_point_control_comes_back,
     attributes::the_cpu_number_stays_live,
+    leftovers::what_is_not_undone_is_known,
     companions::children_are_killed,
+    companions::orphans_of_later_closures_are_killed,
     companions::children_may_be_left,
     companions::a_forked_child_leaves_normally,
     companions::threads_end,

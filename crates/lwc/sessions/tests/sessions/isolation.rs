@@ -1,7 +1,7 @@
 //! What a session has, sees, and leaves behind.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use orrery_sessions::Pool;
 
@@ -133,7 +133,7 @@ pub(crate) fn nothing_is_left_behind() {
 pub(crate) fn sessions_have_no_other_descriptors() {
     let kept = std::fs::File::open("/dev/full").unwrap();
     let _not = std::fs::File::open("/dev/zero").unwrap();
-    let mut pool = pool(Pool::builder().ready(2).keep_descriptor(kept.as_raw_fd()));
+    let mut pool = pool(Pool::builder().ready(2).keep_descriptor(&kept));
     let mut clients: Vec<Client> = (0..4).map(|_| Client::begin(&mut pool)).collect();
     for client in &mut clients {
         let inode = rustix_inode(&client.stream);
