@@ -16,6 +16,7 @@ orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
     a_stale_global_is_named,
     a_stale_object_of_the_heap_is_named,
+    a_new_object_of_the_heap_is_named,
     an_area_that_is_not_passed_is_named,
     freed_memory_of_an_area_is_named,
     what_was_passed_is_not_named,
@@ -92,6 +93,24 @@ fn a_stale_object_of_the_heap_is_named() {
         assert_eq!((found.reason, found.address & !7), (Reason::Stale, text.as_ptr().addr() & !7), "{found}");
         assert!(found.place.contains("[heap]") || found.place.contains("anonymous"), "{found}");
     }
+}
+
+fn a_new_object_of_the_heap_is_named() {
+    let orbit = checked(read);
+    let new = Box::new(AtomicI64::new(6));
+    let mut more: Vec<Vec<i64>> = (0..50).map(|size| vec![7; size * 10]).collect();
+    more.push(vec![8; 30]);
+    let place = address(new.as_ptr());
+    let value = orbit.call(&Call::new().arguments(&place)).unwrap();
+    if value != 6 {
+        let found = only(&orbit);
+        assert_eq!((found.reason, found.address), (Reason::Stale, new.as_ptr().addr()), "{found}");
+    }
+    let last = more.last().unwrap();
+    let value = orbit.call(&Call::new().arguments(&address(&raw const last[20]))).unwrap();
+    assert_ne!(value, 8, "it is newer than the orbit");
+    let findings = orbit.findings().unwrap();
+    assert_eq!(findings.last().unwrap().address, (&raw const last[20]).addr(), "{findings:#?}");
 }
 
 fn an_area_that_is_not_passed_is_named() {
