@@ -253,14 +253,14 @@ pub(crate) fn prepare() -> Option<Inherited> {
     if let Some(stack) = watcher_stack() {
         without(&mut ranges, stack);
     }
-    // SAFETY: the child does nothing but wait to be killed, with the orbit at the latest.
-    let reference = unsafe { libc::fork() };
+    // SAFETY: asks for a number; the child does nothing but wait to be killed, with the orbit at the latest.
+    let (orbit, reference) = unsafe { (libc::getpid(), libc::fork()) };
     if reference == 0 {
         loop {
             // SAFETY: no memory is involved.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if libc::getppid() == 1 {
+                if libc::getppid() != orbit {
                     libc::_exit(0);
                 }
                 libc::pause();

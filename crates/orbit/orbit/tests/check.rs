@@ -8,9 +8,10 @@ mod common;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use common::{address, area, number, number_on_its_page, read};
-use orrery_orbit::{Area, AreaVec, Call, Finding, Orbit, Reason, Scratch, Task};
+use orrery_orbit::{Area, AreaVec, Backoff, Call, Finding, Orbit, Reason, Restart, Scratch, Task};
 
 orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
@@ -23,6 +24,7 @@ orrery_testing::cases![
     what_did_not_change_is_not_named,
     what_the_orbit_has_of_its_own_is_not_named,
     updates_and_faults_are_as_ever,
+    restarted_orbits_of_programs_with_threads_are_checked,
     the_environment_turns_it_on,
 ];
 
@@ -241,6 +243,35 @@ fn updates_and_faults_are_as_ever() {
         "{text}"
     );
     none(&orbit);
+}
+
+fn restarted_orbits_of_programs_with_threads_are_checked() {
+    let stop = AtomicI64::new(0);
+    let backoff = Backoff { limit: None, longest: Duration::ZERO, ..Backoff::default() };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while stop.load(Ordering::SeqCst) == 0 {
+                    std::hint::black_box((0..100_u64).map(|number| vec![number; 20]).collect::<Vec<_>>());
+                }
+            });
+        }
+        let orbit = Orbit::builder("checked")
+            .check(true)
+            .restart(Restart::OnCrash(backoff))
+            .entry(|task| if task.arguments().is_empty() { reads_globals(task) } else { common::crash() })
+            .create()
+            .unwrap();
+        for round in 0..20 {
+            assert_eq!(orbit.call(&Call::new()).unwrap(), 11, "{round}");
+            LIMIT.fetch_add(1, Ordering::SeqCst);
+            orbit.call(&Call::new().arguments(&[1])).unwrap_err();
+        }
+        stop.store(1, Ordering::SeqCst);
+        let found = only(&orbit);
+        assert_eq!((found.reason, found.address), (Reason::Stale, LIMIT.as_ptr().addr()));
+        assert!(orbit.restarts().unwrap() >= 19);
+    });
 }
 
 fn the_environment_turns_it_on() {
