@@ -176,8 +176,20 @@ fn table(rows: &[Row]) -> String {
     table.load_style(NOTHING);
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     let heading = [
-        "PROGRAM", "ORBIT", "PID", "STATE", "CALLS", "CALLS/S", "QUEUE", "FAILED", "RESTARTS", "PAGES", "US",
-        "MEMORY", "LIMITS", "LAST FAULT",
+        "PROGRAM",
+        "ORBIT",
+        "PID",
+        "STATE",
+        "CALLS",
+        "CALLS/S",
+        "QUEUE",
+        "FAILED",
+        "RESTARTS",
+        "PAGES",
+        "US",
+        "MEMORY",
+        "LIMITS",
+        "LAST FAULT",
     ];
     table.set_header(heading);
     table.add_rows(rows.iter().map(|row| {
