@@ -21,14 +21,16 @@
 //! 3. The child settles: groups, limits, scheduling, descriptors, signals. It reports success or the step that failed.
 //! 4. It runs the body, and ends with it.
 
+use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use orrery_sys::{descriptors, signals};
+use rustix::event::EventfdFlags;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
 use rustix::thread::futex;
 
 use crate::channel::Channel;
@@ -44,7 +46,7 @@ use crate::scheduling::Scheduling;
 use crate::setup_step::SetupStep;
 use crate::shared::{self, SharedMemory};
 use crate::time::Moment;
-use crate::watch::{Watcher, last_errno};
+use crate::watch::{Ear, Watcher, last_errno};
 use crate::{Error, Result};
 
 /// How long a new process may take for a step that main waits for.
@@ -140,6 +142,8 @@ pub struct Domain {
     process: Arc<Process>,
     reap: bool,
     creator: Creator,
+    /// Readable when all processes of the domain are to end.
+    ending: OwnedFd,
     _main: OwnedFd,
 }
 
@@ -177,18 +181,25 @@ impl Domain {
         let main = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
             .map(descriptors::raise)
             .map_err(|e| Error::system("pidfd_open(self)", 0, e))?;
-        let watcher = Watcher::prepare(main.as_raw_fd(), channel.domain_mark())?;
-        let spare_watcher = settings
-            .restartable
-            .then(|| Watcher::prepare(main.as_raw_fd(), core::ptr::null()))
-            .transpose()?;
-        let descendant_watcher = Watcher::prepare(main.as_raw_fd(), core::ptr::null())?;
+        let ending = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map(descriptors::raise)
+            .map_err(|e| Error::system("eventfd", 0, e))?;
+        let prepare_watcher = |mark| {
+            let mut watcher = Watcher::prepare(main.as_raw_fd(), mark)?;
+            let ear = Ear { fd: ending.as_raw_fd(), heed: end_process, with: core::ptr::null() };
+            // SAFETY: it makes one system call, and needs nothing.
+            unsafe { watcher.listen(ear) };
+            Ok::<_, Error>(watcher)
+        };
+        let watcher = prepare_watcher(channel.domain_mark())?;
+        let spare_watcher = settings.restartable.then(|| prepare_watcher(core::ptr::null())).transpose()?;
+        let descendant_watcher = prepare_watcher(core::ptr::null())?;
         forked::prepare_descendants();
         let setup = PostForkSetup {
             bounds,
             scheduling,
             signals: settings.signals,
-            keep: kept_descriptors(&settings.descriptors, main.as_raw_fd()),
+            keep: kept_descriptors(&settings.descriptors, &[main.as_raw_fd(), ending.as_raw_fd()]),
             name: process_name(&settings.name),
         };
         let setup_memory = SharedMemory::for_domains("orrery-setup", 1)?;
@@ -228,6 +239,7 @@ impl Domain {
             process: Arc::new(process),
             reap,
             creator: Creator::here(),
+            ending,
             _main: main,
         })
     }
@@ -253,6 +265,19 @@ impl Domain {
         let pid = request_instance(&self.spec, spare, &self.name)?;
         self.process = Arc::new(await_setup(&self.spec, pid, self.reap)?);
         Ok(())
+    }
+
+    /// Kills its processes for good, and waits until they are dead. In a forked child of main it does nothing.
+    pub fn kill(&self) {
+        if !self.creator.is_here() {
+            return;
+        }
+        let all = self.spare.iter().chain([&*self.process]);
+        // Main may have given up the privileges that signals to them take; to end by their watchers takes none.
+        if all.clone().any(|process| process.signal(Signal::KILL).is_err() && process.is_alive()) {
+            let _ = rustix::io::write(&self.ending, &1_u64.to_ne_bytes());
+        }
+        all.for_each(Process::kill);
     }
 
     /// Returns the mechanisms that enforce the limits.
@@ -284,14 +309,17 @@ impl Drop for Domain {
     fn drop(&mut self) {
         // In a forked child the processes are not ours, and in the domain itself the spec is in use.
         if self.creator.is_here() {
-            if let Some(spare) = &self.spare {
-                spare.kill();
-            }
-            self.process.kill();
+            self.kill();
             // SAFETY: dropped once, here; nothing uses the spec after this.
             unsafe { core::mem::ManuallyDrop::drop(&mut self.spec) };
         }
     }
+}
+
+/// On the watcher's thread: ends the process.
+unsafe extern "C" fn end_process(_: *const c_void) {
+    // SAFETY: ends the whole process; no memory is involved.
+    let _ = unsafe { syscalls::syscall!(syscalls::Sysno::exit_group, 0) };
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -477,9 +505,10 @@ fn await_word(word: &AtomicU32, pidfd: BorrowedFd<'_>, wanted: impl Fn(u32) -> b
 }
 
 /// Returns the sorted descriptors that the child keeps, the watcher's among them.
-fn kept_descriptors(descriptors: &Descriptors, main: RawFd) -> Option<Vec<RawFd>> {
+fn kept_descriptors(descriptors: &Descriptors, own: &[RawFd]) -> Option<Vec<RawFd>> {
     let Descriptors::Only(list) = descriptors else { return None };
-    let mut keep: Vec<RawFd> = list.iter().copied().filter(|fd| *fd >= 0).chain([main]).collect();
+    let mut keep: Vec<RawFd> =
+        list.iter().copied().filter(|fd| *fd >= 0).chain(own.iter().copied()).collect();
     keep.sort_unstable();
     keep.dedup();
     Some(keep)

@@ -161,7 +161,7 @@ impl Mirror {
             }
             let first = self.0.arena.page(home.start);
             let mut result = Ok(());
-            tracking.populated(area.accessible(), |run| {
+            tracking.with_contents(area.accessible(), |run| {
                 let page = first + (run.start - range.start) / PAGE;
                 if result.is_ok() {
                     result = self.0.put(page, run.start, run.pages());
@@ -575,7 +575,7 @@ fn split(tracking: &Tracking, run: Run, runs: &mut Vec<Run>) -> Result<(), Error
             runs.push(Run { page, address: part.start, count: part.pages(), way });
         }
     };
-    let told = tracking.populated(whole, |part| {
+    let told = tracking.with_contents(whole, |part| {
         add(runs, PageRange::new(at, part.start), Way::Zeros);
         add(runs, part, Way::Copy);
         at = part.end;

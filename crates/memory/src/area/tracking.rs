@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use allocator_api2::alloc::Global;
-use orrery_sys::pagemap::{Entry, Pagemap, Query, Run, ScanFlags};
+use orrery_sys::pagemap::{Categories, Entry, Pagemap, Query, Run, ScanFlags};
 use orrery_sys::uffd::Uffd;
 use orrery_sys::{PAGE, PageRange, generation};
 use rustix::io::Errno;
@@ -90,6 +90,49 @@ impl Tracking {
         Ok(())
     }
 
+    /// Like [`Tracking::populated`], without pages of zeros that nobody wrote.
+    ///
+    /// A page that was protected before it was there, and one whose contents are being moved, look as if they were swapped
+    /// out (PAGE_IS_SWAPPED). Such a page is read.
+    pub(super) fn with_contents(
+        &self,
+        range: PageRange,
+        mut each: impl FnMut(PageRange),
+    ) -> Result<(), Error> {
+        if !self.can_scan || self.uffd.is_none() {
+            return self.populated(range, each);
+        }
+        let query = Query { report: Categories::PRESENT.union(Categories::ZERO), ..Query::POPULATED };
+        let mut runs = [Run::default(); RUNS];
+        let mut rest = range;
+        while !rest.is_empty() {
+            let progress = self.pagemap.scan(rest, query, ScanFlags::empty(), &mut runs)?;
+            for run in &runs[..progress.runs] {
+                if run.categories().contains(Categories::ZERO) {
+                    continue;
+                }
+                if run.categories().contains(Categories::PRESENT) {
+                    each(run.range());
+                    continue;
+                }
+                let mut begin = run.range().start;
+                for page in (run.range().start..run.range().end).step_by(PAGE) {
+                    if is_zero(page) {
+                        if begin < page {
+                            each(PageRange::new(begin, page));
+                        }
+                        begin = page + PAGE;
+                    }
+                }
+                if begin < run.range().end {
+                    each(PageRange::new(begin, run.range().end));
+                }
+            }
+            rest = PageRange::new(progress.walked_to.clamp(rest.start, rest.end), rest.end);
+        }
+        Ok(())
+    }
+
     fn scan(
         &self,
         range: PageRange,
@@ -106,6 +149,14 @@ impl Tracking {
         }
         Ok(())
     }
+}
+
+/// Returns whether a page of an area has zeros only.
+fn is_zero(page: usize) -> bool {
+    const ZEROS: [u8; PAGE] = [0; PAGE];
+    // SAFETY: the page is an area's, mapped and readable. It may be written meanwhile: libc looks at bytes and no reference
+    // is made; the write is reported to the next call.
+    unsafe { libc::memcmp(core::ptr::with_exposed_provenance(page), ZEROS.as_ptr().cast(), PAGE) == 0 }
 }
 
 /// Opens the kernel's write tracking and tries it out.

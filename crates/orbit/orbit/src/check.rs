@@ -10,18 +10,17 @@
 //! - memory that the orbit has changed itself since its creation, such as its store: a *reference* child, forked before the
 //!   init function, has it as of the creation;
 //! - what the C library and the dynamic loader touch for themselves, such as lists of free memory, and the pages of that.
-//!   A leaf function of theirs that the task calls, such as memcpy(3), works for the task;
+//!   [`LEAVES`] that the task calls, such as memcpy(3), work for the task;
 //! - code, constants, the stack, thread-local storage, the data of the C and C++ runtimes and of this library;
 //! - after so many accesses to a page ([`ACCESSES`]), the rest of them.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use orrery_domain::{Result, SharedMemory, watcher_stack};
 use orrery_memory::area::View;
 use orrery_sys::maps::{Access, Maps};
-use orrery_sys::pagemap::{Pagemap, Query, Run, ScanFlags};
 use orrery_sys::{PAGE, PageRange, process_memory};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
@@ -39,6 +38,35 @@ const ENTRIES: usize = 1 << 14;
 const TRAP_FLAG: i64 = 0x100;
 /// The bit of the fault's code that says that the access was a write.
 const WRITE: i64 = 2;
+
+/// Functions of the C library that work on memory which the task gives them, and how far their code reaches at most.
+const LEAVES: [&CStr; 24] = [
+    c"memcpy",
+    c"memmove",
+    c"mempcpy",
+    c"memcmp",
+    c"bcmp",
+    c"memchr",
+    c"memrchr",
+    c"rawmemchr",
+    c"memset",
+    c"strlen",
+    c"strnlen",
+    c"strcmp",
+    c"strncmp",
+    c"strcasecmp",
+    c"strncasecmp",
+    c"strchr",
+    c"strchrnul",
+    c"strrchr",
+    c"strcpy",
+    c"stpcpy",
+    c"strncpy",
+    c"strcat",
+    c"strstr",
+    c"wcslen",
+];
+const LEAF: usize = 2048;
 
 /// An access of a task's.
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +162,7 @@ struct Checker {
     log: LogPlace,
     guarded: &'static mut [Guarded],
     libraries: &'static [PageRange],
+    leaves: [usize; LEAVES.len()],
     counters: &'static mut [u8],
     /// The process with the memory as of the orbit's creation.
     reference: libc::pid_t,
@@ -159,6 +188,7 @@ pub(crate) struct Inherited {
     ranges: Vec<PageRange>,
     modules: Vec<PageRange>,
     libraries: Vec<PageRange>,
+    leaves: [usize; LEAVES.len()],
     reference: libc::pid_t,
 }
 
@@ -211,28 +241,46 @@ pub(crate) fn prepare() -> Option<Inherited> {
     let own = core::ptr::from_ref(&CHECKER).addr();
     without(&mut ranges, PageRange::new(own, own + PAGE));
     without(&mut ranges, around(here[1]));
+    // The handler's own.
+    // SAFETY: all zeros are a valid `stack_t`, which the kernel fills in.
+    let handlers = unsafe {
+        let mut stack: libc::stack_t = core::mem::zeroed();
+        libc::sigaltstack(core::ptr::null(), &raw mut stack);
+        stack
+    };
+    let handlers = PageRange::new(handlers.ss_sp.addr(), handlers.ss_sp.addr() + handlers.ss_size);
+    without(&mut ranges, handlers);
     if let Some(stack) = watcher_stack() {
         without(&mut ranges, stack);
     }
-    let ranges = populated(&ranges)?;
-    // SAFETY: the child does nothing but wait to be killed, with the orbit at the latest.
-    let reference = unsafe { libc::fork() };
+    // SAFETY: asks for a number; the child does nothing but wait to be killed, with the orbit at the latest.
+    let (orbit, reference) = unsafe { (libc::getpid(), libc::fork()) };
     if reference == 0 {
         loop {
             // SAFETY: no memory is involved.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if libc::getppid() == 1 {
+                if libc::getppid() != orbit {
                     libc::_exit(0);
                 }
                 libc::pause();
             }
         }
     }
+    use_up_heaps(&ranges);
     let mut byte = [0; 1];
     let readable = reference > 0 && process_memory::read(reference, own as u64, &mut byte).is_ok();
     // Without a reference what main passed otherwise cannot be told from the orbit's own; areas can be checked.
-    Some(Inherited { ranges: if readable { ranges } else { Vec::new() }, modules, libraries, reference })
+    // SAFETY: looks up names; what comes back is the variant for this processor.
+    let leaves = LEAVES.map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.addr());
+    let leaves = leaves.map(|address| if address == 0 { usize::MAX - LEAF } else { address });
+    Some(Inherited {
+        leaves,
+        ranges: if readable { ranges } else { Vec::new() },
+        modules,
+        libraries,
+        reference,
+    })
 }
 
 fn thread_pointer() -> usize {
@@ -252,28 +300,20 @@ fn without(ranges: &mut Vec<PageRange>, hole: PageRange) {
     *ranges = parts.filter(|range| !range.is_empty()).collect();
 }
 
-/// Those pages that have contents: what is taken from the rest is new.
-fn populated(ranges: &[PageRange]) -> Option<Vec<PageRange>> {
-    let pagemap = Pagemap::open().ok()?;
-    if !pagemap.can_scan() {
-        return Some(ranges.to_vec());
-    }
-    let mut found: Vec<PageRange> = Vec::new();
-    for range in ranges {
-        let mut rest = *range;
-        while !rest.is_empty() {
-            let mut runs = [Run::default(); 64];
-            let progress = pagemap.scan(rest, Query::POPULATED, ScanFlags::empty(), &mut runs).ok()?;
-            for run in runs[..progress.runs].iter().map(Run::range) {
-                match found.last_mut() {
-                    Some(last) if last.end == run.start => last.end = run.end,
-                    _ => found.push(run),
-                }
+/// Takes what is free in the heaps that were main's, so that what tasks allocate comes from new memory: it would be taken for
+/// main's otherwise, and the kernel could not write to it. Only small blocks still come from there.
+fn use_up_heaps(inherited: &[PageRange]) {
+    const SIZES: [usize; 5] = [64 << 10, 16 << 10, 4 << 10, 1 << 10, 256];
+    const MOST: usize = 1 << 16;
+    for size in SIZES {
+        for _ in 0..MOST {
+            // SAFETY: the block is never used nor freed.
+            let block = unsafe { libc::malloc(size) }.addr();
+            if !inherited.iter().any(|range| range.contains(block)) {
+                break;
             }
-            rest = PageRange::new(progress.walked_to.clamp(rest.start, rest.end), rest.end);
         }
     }
-    Some(found)
 }
 
 /// Room for `count` values in a mapping of its own, which stays.
@@ -293,7 +333,6 @@ pub(crate) fn install(inherited: &Inherited, view: &View, log: &'static CheckLog
         areas.iter().map(|range| Guarded { range: *range, is_area: true, is_module: false }).collect();
     let mut others = inherited.ranges.clone();
     areas.iter().for_each(|area| without(&mut others, *area));
-    // Populated runs may go across the end of a module.
     let mut heap = others.clone();
     inherited.modules.iter().for_each(|module| without(&mut heap, *module));
     heap.iter().for_each(|range| without(&mut others, *range));
@@ -316,6 +355,7 @@ pub(crate) fn install(inherited: &Inherited, view: &View, log: &'static CheckLog
             log: log.place(),
             guarded: core::slice::from_raw_parts_mut(guarded, all.len()),
             libraries: core::slice::from_raw_parts(libraries, inherited.libraries.len()),
+            leaves: inherited.leaves,
             counters: core::slice::from_raw_parts_mut(counters, COUNTERS),
             reference: inherited.reference,
             process: libc::getpid(),
@@ -422,19 +462,15 @@ pub(crate) fn handles(signal: c_int, address: usize, context: *mut c_void) -> bo
     if *counter > ACCESSES || !one_thread || checker.steps == STEP {
         return true;
     }
-    if in_library(instruction) {
-        // A leaf function of the library has its return address on top of the stack.
-        // SAFETY: the stack of the interrupted function, which is not guarded.
-        let top = unsafe { core::ptr::with_exposed_provenance::<usize>(stack).read_unaligned() };
-        let mut own = [0_u8; 1];
-        let returns = !in_library(top)
-            && top > PAGE
-            && top < 1 << 47
-            && process_memory::read(checker.process, top as u64, &mut own).is_ok()
-            && !checker.guarded.iter().any(|guarded| guarded.range.contains(top));
-        if !returns {
-            return true;
-        }
+    // A leaf function has its return address on top of the stack.
+    // SAFETY: the stack of the interrupted function, which is not guarded.
+    let caller = || unsafe { core::ptr::with_exposed_provenance::<usize>(stack).read_unaligned() };
+    let for_task =
+        checker.leaves.iter().any(|leaf| instruction.wrapping_sub(*leaf) < LEAF) && !in_library(caller());
+    let of_library = in_library(instruction) && !for_task;
+    if of_library && !guarded.is_module {
+        // What it has there, such as the buffer of a file, it may give to the kernel, for which there is no handler.
+        return true;
     }
     let is_write = registers[libc::REG_ERR as usize] & WRITE != 0;
     let value = (!guarded.is_area).then(|| {
@@ -442,7 +478,7 @@ pub(crate) fn handles(signal: c_int, address: usize, context: *mut c_void) -> bo
         unsafe { core::ptr::with_exposed_provenance::<u64>(address & !7).read_volatile() }
     });
     let around = if guarded.is_module { 8 } else { AROUND };
-    if guarded.is_area || !is_write && !checker.is_own(address, around) {
+    if !of_library && (guarded.is_area || !is_write && !checker.is_own(address, around)) {
         checker.log.note(Noted { address, value, instruction });
     }
     checker.stepping[checker.steps] = page.start;

@@ -525,7 +525,7 @@ impl State {
             return;
         }
         if let Some(domain) = self.domain.take() {
-            domain.process().kill();
+            domain.kill();
             // What it sent while it lived.
             let _ = self.take_in();
             drop(domain);

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use common::{address, area, number, number_on_its_page, read};
 use orrery_orbit::{
-    ARGUMENTS, Area, AreaVec, BackPressure, Call, Error, Flags, Life, Orbit, Placement, Reaper, Record,
-    Scratch, Task, send,
+    ARGUMENTS, Area, AreaOptions, AreaVec, BackPressure, Call, Error, Flags, Life, Orbit, Placement, Reaper,
+    Record, Scratch, Task, send,
 };
 use rustix::process::{Pid, WaitOptions, wait as wait_for_any};
 
@@ -28,6 +28,7 @@ orrery_testing::cases![
     what_a_task_writes_is_gone_at_the_next_call,
     areas_made_later_are_seen,
     grown_areas_are_seen,
+    untouched_memory_of_an_area_is_not_copied,
     structures_with_pointers_are_seen,
     several_orbits_watch_one_area,
     a_function_may_be_named_by_the_call,
@@ -181,6 +182,32 @@ fn grown_areas_are_seen() {
     for (i, number) in (0..).zip(&numbers).step_by(10_007) {
         assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())), Ok(i));
     }
+}
+
+fn untouched_memory_of_an_area_is_not_copied() {
+    const BYTES: usize = 1 << 30;
+    const STEP: usize = 64 << 10;
+    let mut options = AreaOptions::default();
+    options.capacity = BYTES;
+    let area = Area::new(BYTES, &options).unwrap();
+    let (start, _) = area.raw().unwrap();
+    area.set_used(BYTES).unwrap();
+    for at in (0..BYTES).step_by(STEP) {
+        // SAFETY: the area has so many bytes.
+        unsafe { start.add(at).cast::<i64>().write(i64::try_from(at).unwrap()) };
+    }
+    let orbit = Orbit::builder("test").entry(read).create().unwrap();
+    let call = |at: usize| {
+        // SAFETY: as above.
+        let place = address(unsafe { start.add(at) }.as_ptr());
+        orbit.call(&Call::new().areas(&[&area]).arguments(&place)).unwrap()
+    };
+    for at in [0, STEP, BYTES - STEP] {
+        assert_eq!(call(at), i64::try_from(at).unwrap());
+    }
+    assert_eq!(call(STEP + 4096), 0);
+    let copied = orbit.memory().unwrap().mirror;
+    assert!(copied <= BYTES / STEP * 4096 * 2, "{copied} bytes copied");
 }
 
 fn structures_with_pointers_are_seen() {

@@ -8,20 +8,23 @@ mod common;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use common::{address, area, number, number_on_its_page, read};
-use orrery_orbit::{Area, AreaVec, Call, Finding, Orbit, Reason, Scratch, Task};
+use orrery_orbit::{Area, AreaVec, Backoff, Call, Finding, Orbit, Reason, Restart, Scratch, Task};
 
 orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
     a_stale_global_is_named,
     a_stale_object_of_the_heap_is_named,
+    a_new_object_of_the_heap_is_named,
     an_area_that_is_not_passed_is_named,
     freed_memory_of_an_area_is_named,
     what_was_passed_is_not_named,
     what_did_not_change_is_not_named,
     what_the_orbit_has_of_its_own_is_not_named,
     updates_and_faults_are_as_ever,
+    restarted_orbits_of_programs_with_threads_are_checked,
     the_environment_turns_it_on,
 ];
 
@@ -92,6 +95,24 @@ fn a_stale_object_of_the_heap_is_named() {
         assert_eq!((found.reason, found.address & !7), (Reason::Stale, text.as_ptr().addr() & !7), "{found}");
         assert!(found.place.contains("[heap]") || found.place.contains("anonymous"), "{found}");
     }
+}
+
+fn a_new_object_of_the_heap_is_named() {
+    let orbit = checked(read);
+    let new = Box::new(AtomicI64::new(6));
+    let mut more: Vec<Vec<i64>> = (0..50).map(|size| vec![7; size * 10]).collect();
+    more.push(vec![8; 30]);
+    let place = address(new.as_ptr());
+    let value = orbit.call(&Call::new().arguments(&place)).unwrap();
+    if value != 6 {
+        let found = only(&orbit);
+        assert_eq!((found.reason, found.address), (Reason::Stale, new.as_ptr().addr()), "{found}");
+    }
+    let last = more.last().unwrap();
+    let value = orbit.call(&Call::new().arguments(&address(&raw const last[20]))).unwrap();
+    assert_ne!(value, 8, "it is newer than the orbit");
+    let findings = orbit.findings().unwrap();
+    assert_eq!(findings.last().unwrap().address, (&raw const last[20]).addr(), "{findings:#?}");
 }
 
 fn an_area_that_is_not_passed_is_named() {
@@ -222,6 +243,35 @@ fn updates_and_faults_are_as_ever() {
         "{text}"
     );
     none(&orbit);
+}
+
+fn restarted_orbits_of_programs_with_threads_are_checked() {
+    let stop = AtomicI64::new(0);
+    let backoff = Backoff { limit: None, longest: Duration::ZERO, ..Backoff::default() };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while stop.load(Ordering::SeqCst) == 0 {
+                    std::hint::black_box((0..100_u64).map(|number| vec![number; 20]).collect::<Vec<_>>());
+                }
+            });
+        }
+        let orbit = Orbit::builder("checked")
+            .check(true)
+            .restart(Restart::OnCrash(backoff))
+            .entry(|task| if task.arguments().is_empty() { reads_globals(task) } else { common::crash() })
+            .create()
+            .unwrap();
+        for round in 0..20 {
+            assert_eq!(orbit.call(&Call::new()).unwrap(), 11, "{round}");
+            LIMIT.fetch_add(1, Ordering::SeqCst);
+            orbit.call(&Call::new().arguments(&[1])).unwrap_err();
+        }
+        stop.store(1, Ordering::SeqCst);
+        let found = only(&orbit);
+        assert_eq!((found.reason, found.address), (Reason::Stale, LIMIT.as_ptr().addr()));
+        assert!(orbit.restarts().unwrap() >= 19);
+    });
 }
 
 fn the_environment_turns_it_on() {

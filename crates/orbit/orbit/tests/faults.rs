@@ -19,6 +19,7 @@ orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
     a_bad_pointer_is_named,
     a_crash_has_module_symbol_and_memory,
+    a_main_without_privileges_ends_its_orbits,
     existing_areas_are_there_before_any_call_names_them,
     every_crash_is_named,
     an_exhausted_stack_is_told,
@@ -155,6 +156,31 @@ fn a_crash_has_module_symbol_and_memory() {
     // What died of what stays to be asked for.
     let found = orrery_domain::statistics::of_process(std::process::id()).unwrap();
     assert_eq!(found[0].last_fault.as_deref(), Some(text.as_str()));
+}
+
+/// A program that was root when it made an orbit, and is not any more, may send it no signal and ends it all the same.
+fn a_main_without_privileges_ends_its_orbits() {
+    if !rustix::process::geteuid().is_root() {
+        return orrery_testing::skipped!("giving up privileges takes some");
+    }
+    let idle = restarting(Orbit::builder("idle")).entry(obey).create().unwrap();
+    let hung = restarting(Orbit::builder("hung")).entry(obey).create().unwrap();
+    let _future = hanging(&hung);
+    let pids = [idle.pid().unwrap(), hung.pid().unwrap()];
+    let children =
+        || std::fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).unwrap();
+    assert_eq!(children().split_whitespace().count(), 4, "two orbits, two spares");
+    // SAFETY: plain system calls, of the whole process.
+    unsafe {
+        assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
+        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+    }
+    let refused = kill_process(Pid::from_raw(i32::try_from(pids[0]).unwrap()).unwrap(), Signal::KILL);
+    assert_eq!(refused, Err(rustix::io::Errno::PERM));
+    idle.destroy().unwrap();
+    hung.destroy().unwrap();
+    assert!(pids.into_iter().all(ends));
+    assert!(childless());
 }
 
 /// An orbit has what areas hold as of its creation, where that is asked for, and again when it starts from nothing.
