@@ -12,7 +12,7 @@
 //!
 //! | key | value | name |
 //! |---|---|---|
-//! | 1, device, inode, size, time of modification, of change: a file | bytes from its beginning, flags | of the object |
+//! | 1, device, inode, size, time of modification, of change, [mount](crate::client_file): a file | bytes from its beginning, flags | of the object |
 //! | 2, key: a library | its address | |
 //! | 3, key, address, start, length: a library's relocated data | bytes | of the object |
 //! | 4, key, address, start: its [prelinked](crate::libraries::prelink) data | bytes, relocations, tag of the library's object | of the object |

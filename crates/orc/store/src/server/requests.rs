@@ -82,12 +82,13 @@ impl RequestHandler<'_> {
     /// Returns whether the client is root or the store's own user, and not only so within a container.
     fn is_administrator(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
-        matches!(self.peer.domain, TrustDomain::User(uid) if uid == 0 || uid == own)
+        self.peer.is_of_host && matches!(self.peer.domain, TrustDomain::User(uid) if uid == 0 || uid == own)
     }
 
     fn may_publish(&self) -> bool {
         let publishers = &self.service.config.publishers;
-        let is_named = matches!(self.peer.domain, TrustDomain::User(uid) if publishers.contains(&uid));
+        let is_named = self.peer.is_of_host
+            && matches!(self.peer.domain, TrustDomain::User(uid) if publishers.contains(&uid));
         is_named || self.is_administrator()
     }
 
@@ -209,7 +210,10 @@ impl RequestHandler<'_> {
         if executable && !is_allowed() {
             return Err(Refusal::Denied);
         }
-        let known = self.known_file(&mut self.service.begin(), &examined, executable);
+        let known = examined
+            .is_lasting
+            .then(|| self.known_file(&mut self.service.begin(), &examined, executable))
+            .flatten();
         if let Some(object) = known {
             return Ok((object, false));
         }
@@ -292,6 +296,7 @@ impl RequestHandler<'_> {
         let object = state.hand_out(self.holder, domain, id)?.1.object.clone();
         if let Some((key, length)) = examined.key.in_index()
             && object.file.path.is_some()
+            && examined.is_lasting
             && self.is_for_all(examined)
             && !examined.noexec
         {
