@@ -154,7 +154,7 @@ impl RequestHandler<'_> {
         if length == 0 || length > largest {
             return Err(Refusal::Size);
         }
-        let _slot = self.service.copy_slot(length)?;
+        let _slot = self.service.copy_slot(domain, length)?;
         // The quota is checked before anything is copied.
         self.service.begin().make_room(domain, whole_pages(length))?;
         let (id, copy) = client_file::copy_memory(fd.as_fd(), label, length, largest, destination)?;
@@ -218,7 +218,7 @@ impl RequestHandler<'_> {
             return Ok((object, false));
         }
         let domain = &self.peer.domain;
-        let slot = self.service.copy_slot(range.length)?;
+        let slot = self.service.copy_slot(domain, range.length)?;
         if self.service.begin().has_length(domain, range.length) {
             // It may have the bytes of another file, of which no copy is needed.
             let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
