@@ -137,9 +137,8 @@ fn edit(config: &mut Value, directory: &Path, home: Option<&Path>, auditor: &str
         None => variables.push(json!(format!("LD_AUDIT={auditor}"))),
         Some(at) => {
             let others = variables[at].as_str().unwrap_or_default().trim_start_matches("LD_AUDIT=");
-            if !others.split(':').any(|other| other == auditor) {
-                variables[at] = json!(format!("LD_AUDIT={auditor}:{others}"));
-            }
+            let list = super::run::audit_list(OsStr::new(others), OsStr::new(auditor));
+            variables[at] = json!(format!("LD_AUDIT={}", list.to_string_lossy()));
         }
     }
     let at = position(variables, "GLIBC_TUNABLES");
@@ -219,7 +218,7 @@ mod tests {
         let mut config = before.clone();
         edit(&mut config, Path::new("/store"), None, "/in/a.so").unwrap();
         let variables = &config["process"]["env"];
-        assert_eq!(variables[1], "LD_AUDIT=/in/a.so:/theirs.so");
+        assert_eq!(variables[1], "LD_AUDIT=/theirs.so:/in/a.so");
         assert!(variables.as_array().unwrap().contains(&json!("ORRERY_ORC=/run/orrery/orc")));
         assert_eq!(config["mounts"][0]["source"], "/store");
         assert_eq!(config["process"]["args"], before["process"]["args"]);

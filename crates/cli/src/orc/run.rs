@@ -43,14 +43,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     Client::connect_to(&directory)?;
     let auditor =
         orrery_orc_auditor::find(&directory).context("find the auditor that the store has installed")?;
-    let mut audit = auditor.into_os_string();
     let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", directory.into_os_string())];
-    if let Some(others) = std::env::var_os("LD_AUDIT").filter(|others| !others.is_empty() && *others != audit)
-    {
-        audit.push(":");
-        audit.push(others);
-    }
-    variables.push(("LD_AUDIT", audit));
+    let others = std::env::var_os("LD_AUDIT").unwrap_or_default();
+    variables.push(("LD_AUDIT", audit_list(&others, auditor.as_os_str())));
     variables.push(("GLIBC_TUNABLES", tunables(std::env::var_os("GLIBC_TUNABLES").as_deref())));
     if arguments.verbose {
         variables.push(("ORRERY_ORC_VERBOSE", "1".into()));
@@ -77,9 +72,24 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     bail!("run {}: {error}", program.display())
 }
 
+/// The value of `LD_AUDIT` with an auditor in it: behind others, as the loader asks for bindings of symbols (`la_symbind` in
+/// rtld-audit(7)) only if the first auditor wants them, which ours does not.
+pub(super) fn audit_list(others: &OsStr, auditor: &OsStr) -> OsString {
+    let mut list = others.to_owned();
+    if others.as_encoded_bytes().split(|byte| *byte == b':').any(|other| other == auditor.as_encoded_bytes())
+    {
+        return list;
+    }
+    if !list.is_empty() {
+        list.push(":");
+    }
+    list.push(auditor);
+    list
+}
+
 /// The C library's settings under an auditor. The loader has then to set room for thread-local variables aside before it knows the
-/// libraries, and some (jemalloc in Redis) want more than it does by itself: 16 KiB in each thread, of which only what is
-/// used is memory.
+/// libraries, and some (jemalloc in Redis) want more than it does by itself: 4 KiB, which
+/// lie in the stack of each thread: with 16 KiB, threads whose stacks are as small as allowed could not be created.
 pub(super) fn tunables(before: Option<&OsStr>) -> OsString {
     const NAME: &str = "glibc.rtld.optional_static_tls";
     let mut all = before.unwrap_or_default().to_owned();
@@ -89,7 +99,7 @@ pub(super) fn tunables(before: Option<&OsStr>) -> OsString {
     if !all.is_empty() {
         all.push(":");
     }
-    all.push(format!("{NAME}=16384"));
+    all.push(format!("{NAME}=4096"));
     all
 }
 
@@ -108,11 +118,20 @@ mod tests {
 
     #[test]
     fn settings_are_kept() {
-        let ours = "glibc.rtld.optional_static_tls=16384";
+        let ours = "glibc.rtld.optional_static_tls=4096";
         assert_eq!(tunables(None), ours);
         assert_eq!(tunables(Some(OsStr::new("glibc.a.b=1"))), *format!("glibc.a.b=1:{ours}"));
         let theirs = OsStr::new("glibc.rtld.optional_static_tls=70000");
         assert_eq!(tunables(Some(theirs)), theirs);
+    }
+
+    #[test]
+    fn other_auditors_come_first() {
+        let list = |others: &str| audit_list(OsStr::new(others), OsStr::new("/ours"));
+        assert_eq!(list(""), "/ours");
+        assert_eq!(list("/theirs"), "/theirs:/ours");
+        assert_eq!(list("/ours:/theirs"), "/ours:/theirs", "it is there once");
+        assert_eq!(list("/ours2"), "/ours2:/ours");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io::PipeReader;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -55,7 +55,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     huge_pages: bool,
     /// The file of the host's secret, from which the places of libraries are derived; made where there is none
-    /// [default: `secret` in the directory]
+    /// [default: beside the directory: its path with `.secret`]
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
     /// A file to write down in what happens, one JSON object per line
@@ -133,6 +133,21 @@ fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
     Ok(Some(directory))
 }
 
+/// Returns the path of the secret, which must not be in the directory: containers get that.
+fn beside(directory: &Path) -> Result<PathBuf> {
+    // An older version had it there, where containers could read it.
+    match std::fs::remove_file(directory.join("secret")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            bail!("cannot remove the secret in {}: {error}; containers may read it", directory.display())
+        }
+        _ => {}
+    }
+    let mut name =
+        directory.file_name().context("the store's directory cannot be the root directory")?.to_owned();
+    name.push(".secret");
+    Ok(directory.with_file_name(name))
+}
+
 /// Runs a store until it is told to stop.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let directory = arguments.directory.clone().unwrap_or_else(default_directory);
@@ -160,7 +175,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let disk = disk(arguments)?;
     let secret = match &arguments.secret {
         Some(secret) => std::path::absolute(secret).context("find the secret's directory")?,
-        None => directory.join("secret"),
+        None => beside(&directory)?,
     };
     let config = Config {
         socket: directory.join(SOCKET),

@@ -11,6 +11,7 @@ mod files;
 mod filters;
 mod guest;
 mod hostile;
+mod identity;
 mod kills;
 mod liars;
 mod names;
@@ -98,7 +99,15 @@ impl Drop for Store {
             });
         }
         sweep(self.path());
+        let _ = std::fs::remove_file(secret(self.path()));
     }
+}
+
+/// Where the store of this directory has its secret.
+fn secret(directory: &Path) -> std::path::PathBuf {
+    let mut path = directory.as_os_str().to_owned();
+    path.push(".secret");
+    path.into()
 }
 
 /// Removes the objects that stores have left that were killed: nobody may, as long as they are immutable.

@@ -88,11 +88,11 @@ fn relocated_data_are_in_memory_once() {
     // So does one that is started anew, with the same secret.
     let directory = store.path().to_owned();
     drop(three);
-    let secret = fs::read(directory.join("secret")).unwrap();
+    let secret = fs::read(crate::secret(&directory)).unwrap();
     assert_eq!(secret.len(), 32);
     let kept = tempfile::tempdir().unwrap();
     let path = kept.path().join("secret");
-    fs::copy(directory.join("secret"), &path).unwrap();
+    fs::copy(crate::secret(&directory), &path).unwrap();
     let same = Store::new(&["--secret", path.to_str().unwrap()]);
     let _ = same.client();
     let mut five = Python::start(&same);

@@ -55,20 +55,24 @@ long look_at_file(const char *path, struct stat *found) {
     return CALL6(SYS_newfstatat, AT_FDCWD, path, found, 0, 0, 0);
 }
 
+/* STATX_MNT_ID_UNIQUE, which older headers lack: a number that no other mount gets until the machine is started again. */
+#define MOUNT_UNIQUE 0x4000u
+
 long look_at_mounted(const char *path, struct stat *found, uint64_t *mount) {
     *mount = 0;
 #ifdef STATX_MNT_ID
     struct statx more;
-    long looked = is_old_kernel()
-                      ? -ENOSYS
-                      : CALL6(SYS_statx, AT_FDCWD, path, 0, STATX_BASIC_STATS | STATX_MNT_ID, &more, 0);
+    long looked = is_old_kernel() ? -ENOSYS
+                                  : CALL6(SYS_statx, AT_FDCWD, path, 0,
+                                          STATX_BASIC_STATS | STATX_MNT_ID | MOUNT_UNIQUE, &more, 0);
     if (looked == 0) {
         found->st_dev = device_of(more.stx_dev_major, more.stx_dev_minor);
         found->st_ino = more.stx_ino;
         found->st_size = (off_t)more.stx_size;
         found->st_mtim = (struct timespec){more.stx_mtime.tv_sec, more.stx_mtime.tv_nsec};
         found->st_ctim = (struct timespec){more.stx_ctime.tv_sec, more.stx_ctime.tv_nsec};
-        *mount = more.stx_mask & STATX_MNT_ID ? more.stx_mnt_id : 0;
+        /* The kernel gives the unique number where it knows both. */
+        *mount = more.stx_mask & (STATX_MNT_ID | MOUNT_UNIQUE) ? more.stx_mnt_id : 0;
         return 0;
     }
     /* A filter may know the older call only. */

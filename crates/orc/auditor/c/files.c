@@ -32,6 +32,7 @@ struct opened {
 struct file {
     int fd;
     struct stat found;
+    uint64_t mount;
     const char *name, *path;
     /* The part of the file that its segments show. */
     uint64_t start, end;
@@ -72,12 +73,13 @@ static const char GONE[] = "left alone: the file is no longer there under its na
 
 /* Finds the file that is mapped, not one that has taken its name since; its path, or NULL. The program has no name here. What it was
    started by may be a script, or lead elsewhere by now; what the kernel says it is takes an entry in /proc. */
-static const char *find_mapped(const char *name, const struct mapping *at, struct stat *found) {
+static const char *find_mapped(const char *name, const struct mapping *at, struct stat *found,
+                               uint64_t *mount) {
     const char *path = name[0] ? name : program_path();
-    if (path && look_at_file(path, found) == 0 && found->st_ino == at->inode &&
+    if (path && look_at_mounted(path, found, mount) == 0 && found->st_ino == at->inode &&
         (name[0] || found->st_dev == at->device))
         return path;
-    if (!name[0] && look_at_file("/proc/self/exe", found) == 0 && found->st_ino == at->inode)
+    if (!name[0] && look_at_mounted("/proc/self/exe", found, mount) == 0 && found->st_ino == at->inode)
         return "/proc/self/exe";
     say(GONE, name);
     return NULL;
@@ -125,7 +127,8 @@ static int gather(struct file *file, const struct opened *object) {
         file->segments[file->segment_count++] = at;
     }
     /* The kernel's own has no file. */
-    if (!is_it || !file->segment_count || !(file->path = find_mapped(object->name, &first, &file->found)))
+    if (!is_it || !file->segment_count ||
+        !(file->path = find_mapped(object->name, &first, &file->found, &file->mount)))
         return 0;
     uint64_t size = (uint64_t)file->found.st_size;
     if (file->end < size && size - file->end <= MORE)
@@ -198,7 +201,7 @@ static void serve_file(struct file *file, const struct answer *answer, int fd) {
 /* Exchanges what is to be had without asking; whether it was. */
 static int serve_named(struct file *file) {
     struct entry entry;
-    int known = find_file(&file->found, file->end, file->executable ? EXECUTABLE : 0, &entry);
+    int known = find_file(&file->found, file->mount, file->end, file->executable ? EXECUTABLE : 0, &entry);
     int fd = known ? open_object(&entry, file->end, NULL) : -1;
     if (fd < 0)
         return 0;

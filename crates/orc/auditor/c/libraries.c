@@ -130,7 +130,7 @@ const char *find_library(const char *name, int is_searched) {
     is_pending = 1;
     size_t length = length_of(name);
     if (is_searched && length < sizeof file_path &&
-        find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name, mount)) {
+        find_file(&found, mount, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name, mount)) {
         may_have_place = !(fresh->entry.value[1] & UNPLACED);
         inode =
             may_have_place ? open_entry(&fresh->entry) : find_object(&fresh->entry, fresh->entry.value[0]);

@@ -23,16 +23,26 @@ struct header {
 };
 
 static int connection = -1;
+/* The inode of its socket, and the file system that has it: another file may be at this descriptor by now. */
+static uint64_t socket_inode, socket_device;
 /* The process that made it. */
 static long owner;
 static uint64_t tag;
 
+/* Whether the descriptor is still the connection: a program may close all that it does not know, or put a file of its own there. */
+static int is_still_open(void) {
+    struct stat found;
+    return connection >= 0 && CALL3(SYS_fstat, connection, &found, 0) == 0 && found.st_ino == socket_inode &&
+           found.st_dev == socket_device;
+}
+
 static int is_connected(void) {
+    struct stat made;
     struct ucred peer = {0, ~0u, ~0u};
     socklen_t size = sizeof peer;
     struct timeval patience = {PATIENCE, 0};
     long self = CALL3(SYS_getpid, 0, 0, 0);
-    if (connection >= 0 && owner == self)
+    if (owner == self && is_still_open())
         return 1;
     /* In a forked child the parent's connection stays open, as it holds what both have mapped. */
     long fd = CALL3(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -59,7 +69,14 @@ static int is_connected(void) {
         give_up("left alone: the store belongs to another user");
         return 0;
     }
+    if (CALL3(SYS_fstat, fd, &made, 0) < 0) {
+        close_file((int)fd);
+        give_up("left alone: the connection cannot be told from other descriptors");
+        return 0;
+    }
     connection = (int)fd;
+    socket_inode = made.st_ino;
+    socket_device = made.st_dev;
     owner = self;
     return 1;
 }

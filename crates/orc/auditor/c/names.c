@@ -131,7 +131,7 @@ int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry) {
     return 0;
 }
 
-int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry) {
+int find_file(const struct stat *found, uint64_t mount, uint64_t end, uint64_t flags, struct entry *entry) {
     uint64_t key[KEY_WORDS] = {
         KEY_FILE,
         found->st_dev,
@@ -139,6 +139,7 @@ int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct ent
         (uint64_t)found->st_size,
         (uint64_t)found->st_mtim.tv_sec * 1000000000u + (uint64_t)found->st_mtim.tv_nsec,
         (uint64_t)found->st_ctim.tv_sec * 1000000000u + (uint64_t)found->st_ctim.tv_nsec,
+        mount,
     };
     return find_entry(key, entry) && entry->value[0] >= end && (entry->value[1] & flags) == flags;
 }

@@ -133,8 +133,8 @@ struct entry {
 
 /* Looks something up; whether it is there. */
 int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry);
-/* Looks a file up; whether there is an object that shows all of it before `end` and has these flags. */
-int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry);
+/* Looks a file up, as it is reached by this mount; whether there is an object that shows all of it before `end` and has these flags. */
+int find_file(const struct stat *found, uint64_t mount, uint64_t end, uint64_t flags, struct entry *entry);
 /* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. Tells its inode, if
    that is wanted. */
 int open_object(const struct entry *entry, uint64_t end, uint64_t *inode);

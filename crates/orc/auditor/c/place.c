@@ -73,6 +73,9 @@ static uint64_t key_of(const char *bytes, uint64_t size) {
     return hash ? hash : 1;
 }
 
+/* No program has addresses above it. */
+#define MOST_ADDRESS (1ull << 56)
+
 /* Reads what has to be known of a library before it is mapped; whether it is one, and worth a place. */
 static int examine(int fd, uint64_t size, struct library *library) {
     char bytes[KEY_BYTES] __attribute__((aligned(8)));
@@ -80,13 +83,15 @@ static int examine(int fd, uint64_t size, struct library *library) {
     const ElfW(Ehdr) *header = (const void *)bytes;
     if (got < (long)sizeof bytes || !same(header->e_ident, ELFMAG, SELFMAG) ||
         header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_type != ET_DYN ||
-        header->e_phentsize != sizeof(ElfW(Phdr)) || header->e_phoff % 8 ||
-        header->e_phoff + header->e_phnum * sizeof(ElfW(Phdr)) > sizeof bytes)
+        header->e_phentsize != sizeof(ElfW(Phdr)) || header->e_phoff % 8 || header->e_phoff > sizeof bytes ||
+        header->e_phnum * sizeof(ElfW(Phdr)) > sizeof bytes - header->e_phoff)
         return 0;
     const ElfW(Phdr) *segment = (const void *)(bytes + header->e_phoff);
     uintptr_t end = 0;
     *library = (struct library){key_of(bytes, size), 0, PAGE, 0, 0};
     for (size_t i = 0; i < header->e_phnum; i++, segment++) {
+        if (segment->p_vaddr > MOST_ADDRESS || segment->p_memsz > MOST_ADDRESS)
+            return 0; /* No sum of the two overflows below it. */
         if (segment->p_type == PT_LOAD) {
             if (!end && segment->p_vaddr >= PAGE)
                 return 0; /* It wants an address of its own. */

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use rustix::fs::{FileType, OFlags, Stat, StatVfsMountFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, StatVfsMountFlags, StatxFlags};
 
 use crate::named::index;
 use crate::objects::backing_file::exhausted;
@@ -45,6 +45,9 @@ const LOCAL: [u64; 12] = [
     0xca45_1a4e,
     0x9660,
 ];
+/// Of these, those whose files have inodes and times from an image, which another image may have as well: squashfs, EROFS, ISO 9660,
+/// and overlayfs, which may lie over them.
+const FROM_IMAGES: [u64; 4] = [0x7371_7368, 0xe0f5_e1e2, 0x9660, 0x794c_7630];
 const TMPFS: u64 = 0x0102_1994;
 
 /// Where a copy is created.
@@ -78,6 +81,7 @@ impl CopyDestination {
 /// Identifies a range of a file in its present state: as long as all of this is the same, so are the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileKey {
+    mount: Mount,
     device: u64,
     inode: u64,
     size: i64,
@@ -87,7 +91,42 @@ pub(crate) struct FileKey {
     length: u64,
 }
 
+/// The mount through which a file was opened. Device numbers are used again, and an image has its inodes and times from where it
+/// was made: without the mount, the files of an image would be taken for those of the image that it replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Mount {
+    /// A number that no other mount gets until the machine is started again (`STATX_MNT_ID_UNIQUE`, Linux 6.8).
+    Unique(u64),
+    /// A number that is used again when the mount has gone; 0 if there is none.
+    Reused(u64),
+}
+
+impl Mount {
+    fn of(fd: BorrowedFd<'_>) -> Self {
+        /// `STATX_MNT_ID_UNIQUE`.
+        const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+        let wanted = StatxFlags::MNT_ID | UNIQUE;
+        match rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted) {
+            Ok(found) if found.stx_mask & UNIQUE.bits() != 0 => Self::Unique(found.stx_mnt_id),
+            Ok(found) if found.stx_mask & StatxFlags::MNT_ID.bits() != 0 => Self::Reused(found.stx_mnt_id),
+            _ => Self::Reused(0),
+        }
+    }
+}
+
 impl FileKey {
+    /// Returns whether another file never has the same key, now or later.
+    ///
+    /// On kernels without unique numbers of mounts this relies on the time of change, which a file system that is mounted for
+    /// writing has from the clock.
+    pub(crate) fn is_lasting(&self, fd: BorrowedFd<'_>) -> bool {
+        let is_written = || {
+            let mount = rustix::fs::fstatvfs(fd);
+            mount.is_ok_and(|mount| !mount.f_flag.contains(StatVfsMountFlags::RDONLY))
+        };
+        matches!(self.mount, Mount::Unique(_)) || !FROM_IMAGES.contains(&file_system(fd)) && is_written()
+    }
+
     /// Returns the size of the whole file.
     pub(crate) fn size(&self) -> u64 {
         self.size.cast_unsigned()
@@ -99,13 +138,16 @@ impl FileKey {
             seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
         };
         let size = self.size.cast_unsigned();
-        let key = [index::FILE, self.device, self.inode, size, time(self.modified), time(self.changed), 0, 0];
+        let (Mount::Unique(mount) | Mount::Reused(mount)) = self.mount;
+        let (modified, changed) = (time(self.modified), time(self.changed));
+        let key = [index::FILE, self.device, self.inode, size, modified, changed, mount, 0];
         (self.offset == 0).then_some((key, self.length))
     }
 
-    fn of(stat: &Stat, range: &FileRange) -> Self {
+    fn of(fd: BorrowedFd<'_>, stat: &Stat, range: &FileRange) -> Self {
         #[expect(clippy::unnecessary_cast, reason = "the types of these fields differ between architectures")]
         Self {
+            mount: Mount::of(fd),
             device: stat.st_dev as u64,
             inode: stat.st_ino,
             size: stat.st_size,
@@ -125,6 +167,8 @@ pub(crate) struct ExaminedRange {
     pub(crate) mode: u32,
     /// Whether no code may be run from the mount through which it was opened.
     pub(crate) noexec: bool,
+    /// Whether the key is that of no other file, so that what was read may be remembered by it.
+    pub(crate) is_lasting: bool,
 }
 
 fn file_system(fd: BorrowedFd<'_>) -> u64 {
@@ -166,7 +210,9 @@ pub(crate) fn examine(fd: BorrowedFd<'_>, range: &FileRange, largest: u64) -> Re
     }
     let mount = rustix::fs::fstatvfs(fd).map_err(|_| Refusal::Descriptor)?;
     let noexec = mount.f_flag.contains(StatVfsMountFlags::NOEXEC);
-    Ok(ExaminedRange { key: FileKey::of(&stat, range), owner: stat.st_uid, mode: stat.st_mode, noexec })
+    let key = FileKey::of(fd, &stat, range);
+    let is_lasting = key.is_lasting(fd);
+    Ok(ExaminedRange { key, owner: stat.st_uid, mode: stat.st_mode, noexec, is_lasting })
 }
 
 /// Copies the first `length` bytes of a memory file into one that `/proc/PID/maps` shows as `label`; returns their name and the
@@ -336,7 +382,7 @@ fn length_in_file(range: &FileRange, examined: &ExaminedRange) -> u64 {
 
 fn check_unchanged(fd: &OwnedFd, range: &FileRange, examined: &ExaminedRange) -> Result<(), Refusal> {
     let after = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
-    if FileKey::of(&after, range) == examined.key { Ok(()) } else { Err(Refusal::Changed) }
+    if FileKey::of(fd.as_fd(), &after, range) == examined.key { Ok(()) } else { Err(Refusal::Changed) }
 }
 
 fn copy_range(

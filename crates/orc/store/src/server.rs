@@ -2,6 +2,7 @@
 
 pub(crate) mod event_loop;
 pub(crate) mod listen;
+pub(crate) mod peer;
 pub(crate) mod report;
 pub(crate) mod requests;
 pub(crate) mod service;

@@ -12,7 +12,7 @@
 //!
 //! | key | value | name |
 //! |---|---|---|
-//! | 1, device, inode, size, time of modification, of change: a file | bytes from its beginning, flags | of the object |
+//! | 1, device, inode, size, time of modification, of change, [mount](crate::client_file): a file | bytes from its beginning, flags | of the object |
 //! | 2, key: a library | its address | |
 //! | 3, key, address, start, length: a library's relocated data | bytes | of the object |
 //! | 4, key, address, start: its [prelinked](crate::libraries::prelink) data | bytes, relocations, tag of the library's object | of the object |
@@ -34,8 +34,10 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ORCINDX1");
-/// How many slots there are; half of them are used at most.
+/// How many slots there are at first; half of them are used at most.
 const SLOTS: u64 = 4096;
+/// The most slots of an index that has grown, of 264 bytes each.
+const MAX_SLOTS: u64 = 1 << 17;
 /// The size of the header.
 const HEAD: usize = 512;
 /// Where the path of the objects' directory begins.
@@ -70,6 +72,7 @@ pub(crate) const PRELINKED: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct Index {
     file: OwnedFd,
+    slots: u64,
     used: u64,
 }
 
@@ -91,12 +94,44 @@ impl Index {
     /// # Errors
     /// Those of creating a file; `InvalidInput` if the path of `base` is too long.
     pub(crate) fn create(path: &Path, base: Option<&Path>, span: (u64, u64)) -> io::Result<Self> {
+        Self::create_with(SLOTS, path, base, span)
+    }
+
+    /// Returns an index in place of this one, with the same entries and room for as many more. If there would be too many,
+    /// it begins empty: most entries are of files that have gone then, and the others are inserted when they are asked for again.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    pub(crate) fn grow(&self, path: &Path, base: Option<&Path>, span: (u64, u64)) -> io::Result<Self> {
+        let mut live = Vec::new();
+        for slot in 0..self.slots {
+            let bytes = self.read(slot)?;
+            if bytes[..8] == FULL.to_le_bytes() {
+                live.push(bytes);
+            }
+        }
+        let slots = (live.len() as u64 * 4).next_power_of_two().max(SLOTS);
+        if slots > MAX_SLOTS {
+            return Self::create(path, base, span);
+        }
+        let mut grown = Self::create_with(slots, path, base, span)?;
+        for bytes in &live {
+            let mut words = bytes.as_chunks::<8>().0.iter().skip(1).map(|word| u64::from_le_bytes(*word));
+            let key = std::array::from_fn(|_| words.next().unwrap_or(0));
+            let value = std::array::from_fn(|_| words.next().unwrap_or(0));
+            let name = bytes[SLOT - NAME..].split(|byte| *byte == 0).next().unwrap_or_default();
+            grown.insert(&key, value, name)?;
+        }
+        Ok(grown)
+    }
+
+    fn create_with(slots: u64, path: &Path, base: Option<&Path>, span: (u64, u64)) -> io::Result<Self> {
         let base = base.map_or(OsStr::new(""), Path::as_os_str).as_bytes();
         if base.len() >= HEAD - BASE {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path of the directory is too long"));
         }
         let mut head = vec![0; HEAD];
-        for (place, word) in head.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, SLOTS, span.0, span.1]) {
+        for (place, word) in head.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, slots, span.0, span.1]) {
             *place = word.to_le_bytes();
         }
         head[BASE..BASE + base.len()].copy_from_slice(base);
@@ -106,10 +141,10 @@ impl Index {
         let file = rustix::fs::open(&draft, flags, Mode::from_raw_mode(0o444))?;
         // The umask may have cleared bits.
         rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
-        rustix::fs::ftruncate(&file, place(SLOTS))?;
+        rustix::fs::ftruncate(&file, place(slots))?;
         write(&file, &head, 0)?;
         rustix::fs::rename(&draft, path)?;
-        Ok(Self { file, used: 0 })
+        Ok(Self { file, slots, used: 0 })
     }
 
     /// Opens the index of a former store, if it has the same directory of objects.
@@ -119,7 +154,7 @@ impl Index {
     pub(crate) fn open(path: &Path, base: Option<&Path>) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
-        let mut index = Self { file, used: 0 };
+        let mut index = Self { file, slots: 0, used: 0 };
         let mut head = [0; HEAD];
         let is_whole = rustix::io::pread(&index.file, &mut head, 0)? == HEAD;
         let directory = head[BASE..].split(|byte| *byte == 0).next().unwrap_or_default();
@@ -127,7 +162,13 @@ impl Index {
         if !is_whole || head[..8] != MAGIC.to_le_bytes() || directory != wanted {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        for slot in 0..SLOTS {
+        let mut slots = [0; 8];
+        slots.copy_from_slice(&head[8..16]);
+        index.slots = u64::from_le_bytes(slots);
+        if !(SLOTS..=MAX_SLOTS).contains(&index.slots) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        for slot in 0..index.slots {
             index.used += u64::from(index.state(slot)? != 0);
         }
         Ok(index)
@@ -161,10 +202,10 @@ impl Index {
         }
         bytes[SLOT - NAME..][..name.len()].copy_from_slice(name);
         let first = hash(key);
-        for slot in (0..SLOTS).map(|step| first.wrapping_add(step) % SLOTS) {
+        for slot in (0..self.slots).map(|step| first.wrapping_add(step) % self.slots) {
             match self.state(slot)? {
                 0 => {
-                    if self.used >= SLOTS / 2 {
+                    if self.used >= self.slots / 2 {
                         return Err(io::ErrorKind::StorageFull.into());
                     }
                     self.used += 1;
@@ -206,7 +247,7 @@ mod tests {
     /// Looks a key up as `auditor/c/index.c` does.
     fn find(index: &Index, key: &Key) -> Option<(u64, String)> {
         let wanted: Vec<u8> = key.iter().flat_map(|word| word.to_le_bytes()).collect();
-        for slot in (0..SLOTS).map(|step| hash(key).wrapping_add(step) % SLOTS) {
+        for slot in (0..index.slots).map(|step| hash(key).wrapping_add(step) % index.slots) {
             let bytes = index.read(slot).unwrap();
             match index.state(slot).unwrap() {
                 0 => return None,
@@ -245,6 +286,27 @@ mod tests {
             index.insert(&key(62), [0; 3], &[b'x'; NAME]).unwrap_err().kind(),
             io::ErrorKind::InvalidInput
         );
+    }
+
+    #[test]
+    fn an_index_that_is_full_grows_and_keeps_its_entries() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("index");
+        let mut index = Index::create(&path, None, (1, 2)).unwrap();
+        let key = |number: u64| [FILE, number, 0, 0, 0, 0, 0, 0];
+        for number in 0..SLOTS {
+            let name = format!("name {number}");
+            if index.insert(&key(number), [number, 0, 0], name.as_bytes()).is_err() {
+                index = index.grow(&path, None, (1, 2)).unwrap();
+                index.insert(&key(number), [number, 0, 0], name.as_bytes()).unwrap();
+            }
+        }
+        assert_eq!(index.slots, 2 * SLOTS);
+        let again = Index::open(&path, None).unwrap();
+        assert_eq!((again.slots, again.used), (index.slots, SLOTS));
+        for number in 0..SLOTS {
+            assert_eq!(find(&again, &key(number)), Some((number, format!("name {number}"))));
+        }
     }
 
     #[test]

@@ -191,8 +191,7 @@ impl ObjectDirectory {
     fn publish(&mut self, key: &Key, value: [u64; 3], name: &[u8]) -> io::Result<()> {
         match self.entries.insert(key, value, name) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                // Most entries are of files that have gone; the others are published when they are asked for again.
-                self.entries = Index::create(&self.index, self.base.as_deref(), self.span)?;
+                self.entries = self.entries.grow(&self.index, self.base.as_deref(), self.span)?;
                 self.entries.insert(key, value, name)
             }
             other => other,

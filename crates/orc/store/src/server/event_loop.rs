@@ -19,6 +19,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use crate::descriptor_limit;
 use crate::named::{lease, object_directory};
 use crate::objects::table::Holder;
+use crate::server::peer;
 use crate::server::requests::{Response, handle};
 use crate::server::service::Service;
 use crate::state::clients::{Connection, Listener};
@@ -206,6 +207,7 @@ impl Server {
         let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
         let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_pid());
         let domain = listener.domain.clone().map_or(TrustDomain::User(uid), TrustDomain::Named);
+        let is_of_host = peer::is_of_host(socket.as_fd(), pid);
         let mut state = self.service.begin();
         if state.clients().count_of(&domain) >= self.service.config.connections
             || !state.may_have_descriptor(&domain)
@@ -215,7 +217,7 @@ impl Server {
             self.service.event_log.note("refuse", Some(&domain), None, "too many connections");
             return;
         }
-        let (number, connection) = state.connect(socket, PeerRecord { domain, uid, pid });
+        let (number, connection) = state.connect(socket, PeerRecord { domain, uid, pid, is_of_host });
         self.service.event_log.did(&connection.peer, "connect", None, None);
         if self.arm(connection.socket.as_fd(), number, true).is_err() {
             state.disconnect(number);

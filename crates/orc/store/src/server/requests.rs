@@ -82,12 +82,13 @@ impl RequestHandler<'_> {
     /// Returns whether the client is root or the store's own user, and not only so within a container.
     fn is_administrator(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
-        matches!(self.peer.domain, TrustDomain::User(uid) if uid == 0 || uid == own)
+        self.peer.is_of_host && matches!(self.peer.domain, TrustDomain::User(uid) if uid == 0 || uid == own)
     }
 
     fn may_publish(&self) -> bool {
         let publishers = &self.service.config.publishers;
-        let is_named = matches!(self.peer.domain, TrustDomain::User(uid) if publishers.contains(&uid));
+        let is_named = self.peer.is_of_host
+            && matches!(self.peer.domain, TrustDomain::User(uid) if publishers.contains(&uid));
         is_named || self.is_administrator()
     }
 
@@ -153,7 +154,7 @@ impl RequestHandler<'_> {
         if length == 0 || length > largest {
             return Err(Refusal::Size);
         }
-        let _slot = self.service.copy_slot(length)?;
+        let _slot = self.service.copy_slot(domain, length)?;
         // The quota is checked before anything is copied.
         self.service.begin().make_room(domain, whole_pages(length))?;
         let (id, copy) = client_file::copy_memory(fd.as_fd(), label, length, largest, destination)?;
@@ -209,12 +210,15 @@ impl RequestHandler<'_> {
         if executable && !is_allowed() {
             return Err(Refusal::Denied);
         }
-        let known = self.known_file(&mut self.service.begin(), &examined, executable);
+        let known = examined
+            .is_lasting
+            .then(|| self.known_file(&mut self.service.begin(), &examined, executable))
+            .flatten();
         if let Some(object) = known {
             return Ok((object, false));
         }
         let domain = &self.peer.domain;
-        let slot = self.service.copy_slot(range.length)?;
+        let slot = self.service.copy_slot(domain, range.length)?;
         if self.service.begin().has_length(domain, range.length) {
             // It may have the bytes of another file, of which no copy is needed.
             let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
@@ -292,6 +296,7 @@ impl RequestHandler<'_> {
         let object = state.hand_out(self.holder, domain, id)?.1.object.clone();
         if let Some((key, length)) = examined.key.in_index()
             && object.file.path.is_some()
+            && examined.is_lasting
             && self.is_for_all(examined)
             && !examined.noexec
         {

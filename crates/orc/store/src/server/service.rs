@@ -1,8 +1,8 @@
 //! What all requests use: the configuration, the state, and the threads that work in the background.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use orrery_orc_wire::protocol::Refusal;
@@ -13,6 +13,7 @@ use crate::event_log::EventLog;
 use crate::objects::cache_dropper::CacheDropper;
 use crate::objects::huge_pages::HugePageCollapser;
 use crate::state::transaction::{Fixed, SharedState, Transaction};
+use crate::trust_domain::TrustDomain;
 
 /// Copies of more bytes than this need a [`CopySlot`].
 const LARGE: u64 = 4 << 20;
@@ -26,16 +27,44 @@ pub(crate) struct Service {
     pub(crate) cache_dropper: CacheDropper,
     pub(crate) collapser: HugePageCollapser,
     state: SharedState,
-    large_copies: AtomicUsize,
+    large_copies: LargeCopies,
 }
 
 /// The right to copy a large object, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct CopySlot<'a>(&'a AtomicUsize);
+pub(crate) struct CopySlot<'a>(&'a LargeCopies, TrustDomain);
 
 impl Drop for CopySlot<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let mut copies = self.0.lock();
+        if let Some(count) = copies.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                copies.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// How many large objects are being copied for each trust domain that has any copied.
+#[derive(Debug, Default)]
+struct LargeCopies(Mutex<HashMap<TrustDomain, usize>>);
+
+impl LargeCopies {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TrustDomain, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a slot for `domain`, if it has less than half of the `most` that there are for all, and not all are taken.
+    fn take(&self, domain: &TrustDomain, most: usize) -> Result<CopySlot<'_>, Refusal> {
+        let mut copies = self.lock();
+        let own = copies.get(domain).copied().unwrap_or(0);
+        if own >= (most / 2).max(1) || copies.values().sum::<usize>() >= most {
+            return Err(Refusal::Busy);
+        }
+        copies.insert(domain.clone(), own + 1);
+        drop(copies);
+        Ok(CopySlot(self, domain.clone()))
     }
 }
 
@@ -52,7 +81,7 @@ impl Service {
             cache_dropper: CacheDropper::start(started)?,
             collapser: HugePageCollapser::start()?,
             state,
-            large_copies: AtomicUsize::new(0),
+            large_copies: LargeCopies::default(),
         })
     }
 
@@ -62,19 +91,38 @@ impl Service {
     }
 
     /// Returns a slot for a copy of so many bytes. Half of the workers copy large objects at most, so that the others can
-    /// go on with replies; small copies need no slot.
+    /// go on with replies, and half of these for one trust domain; small copies need no slot.
     ///
     /// # Errors
     /// [`Refusal::Busy`].
-    pub(crate) fn copy_slot(&self, length: u64) -> Result<Option<CopySlot<'_>>, Refusal> {
+    pub(crate) fn copy_slot(
+        &self,
+        domain: &TrustDomain,
+        length: u64,
+    ) -> Result<Option<CopySlot<'_>>, Refusal> {
         if length <= LARGE {
             return Ok(None);
         }
         let most = (self.config.workers / 2).max(1);
-        let count = &self.large_copies;
-        count
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| (count < most).then_some(count + 1))
-            .map_err(|_| Refusal::Busy)?;
-        Ok(Some(CopySlot(count)))
+        self.large_copies.take(domain, most).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_trust_domain_leaves_slots_to_the_others() {
+        let copies = LargeCopies::default();
+        let (one, other) = (TrustDomain::User(1), TrustDomain::User(2));
+        let first = copies.take(&one, 2).unwrap();
+        assert_eq!(copies.take(&one, 2).unwrap_err(), Refusal::Busy, "the other half is for others");
+        let second = copies.take(&other, 2).unwrap();
+        assert_eq!(copies.take(&TrustDomain::User(3), 2).unwrap_err(), Refusal::Busy);
+        drop(first);
+        drop(copies.take(&one, 2).unwrap());
+        drop(second);
+        assert!(copies.lock().is_empty());
     }
 }

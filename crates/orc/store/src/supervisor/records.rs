@@ -47,6 +47,8 @@ pub(crate) struct PeerRecord {
     pub(crate) domain: TrustDomain,
     pub(crate) uid: u32,
     pub(crate) pid: i32,
+    /// Whether it connected from outside of containers; see [`peer`](crate::server::peer).
+    pub(crate) is_of_host: bool,
 }
 
 /// Encodes the path of a backing file, which may have none.

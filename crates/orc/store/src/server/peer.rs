@@ -1,0 +1,60 @@
+//! Whether a client runs on the host or in a container.
+//!
+//! A user ID says who a client is only together with the namespaces in which it has it: the superuser of a container has the
+//! user ID of the host's, or, in a user namespace of another container's superuser, one that is mapped to it. So the process at
+//! the other end has to be in the user and PID namespaces of the store, and in its mount namespace or that of PID 1, as a
+//! service may have a mount namespace of its own.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Returns whether the process `pid` that connected `socket` runs outside of containers; `false` if that cannot be found out,
+/// as on kernels without `SO_PEERPIDFD` (Linux 6.5), where another process may have got its PID.
+pub(crate) fn is_of_host(socket: BorrowedFd<'_>, pid: i32) -> bool {
+    let Some(process) = pidfd(socket) else { return false };
+    let pid = pid.to_string();
+    let is_same = |kind| namespace(&pid, kind).is_some_and(|found| Some(found) == namespace("self", kind));
+    let mount = namespace(&pid, "mnt");
+    let is_host = is_same("user")
+        && is_same("pid")
+        && mount.is_some()
+        && ["self", "1"].iter().any(|host| namespace(host, "mnt") == mount);
+    // The process had this PID all the time if it still has it.
+    is_host && is_running(process.as_fd())
+}
+
+fn namespace(pid: &str, kind: &str) -> Option<PathBuf> {
+    std::fs::read_link(Path::new("/proc").join(pid).join("ns").join(kind)).ok()
+}
+
+/// Returns a descriptor of the process that connected.
+fn pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of_val(&fd)).ok()?;
+    // SAFETY: `fd` and `length` are valid for writes of the sizes that are given, and live until the call is done.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    };
+    // SAFETY: the call has succeeded, so the descriptor is new, and owned by nobody else.
+    (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns whether the process has not been reaped, so that its PID is still its own.
+fn is_running(process: BorrowedFd<'_>) -> bool {
+    // SAFETY: signal 0 is not sent; the null pointer stands for no siginfo.
+    unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            0,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        ) == 0
+    }
+}
