@@ -78,7 +78,7 @@ fn compile(directory: &Path, name: &str, flags: &[&str]) -> PathBuf {
         .build(&[source], directory.join(name))
 }
 
-const CASES: [&str; 16] = [
+const CASES: [&str; 17] = [
     "restart",
     "longjump",
     "alternate-small",
@@ -88,6 +88,7 @@ const CASES: [&str; 16] = [
     "storm",
     "children",
     "spawn",
+    "half-stacks",
     "spawners",
     "thread-exec",
     "processor",

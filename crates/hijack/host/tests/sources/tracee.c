@@ -247,6 +247,22 @@ static void spawn(void) {
     printf("spawn: %d, status %x\n", result, status);
 }
 
+// Arguments of clone3 that contradict each other, and a stack that is too long.
+static void half_stacks(void) {
+    static char room[65536];
+    struct {
+        uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls;
+    } arguments = {.exit_signal = SIGCHLD};
+    for (int i = 0; i < 2; i++) {
+        arguments.stack = i ? (uint64_t)room : 0;
+        arguments.stack_size = i ? 0 : sizeof room;
+        long result = syscall(SYS_clone3, &arguments, sizeof arguments);
+        if (result == 0)
+            _exit(0);
+        printf("half a stack: %ld, %s\n", result, strerror(errno));
+    }
+}
+
 static volatile int depth, deepest, failed_spawns;
 
 // A child of a child ..., each of which uses the memory of the one before, which waits.
@@ -429,6 +445,7 @@ int main(int count, char **words) {
     CASE("storm", storm())
     CASE("children", children())
     CASE("spawn", spawn())
+    CASE("half-stacks", half_stacks())
     CASE("spawners", spawners())
     CASE("thread-exec", thread_exec())
     CASE("processor", processor())

@@ -106,6 +106,10 @@ impl CloneRequest {
                 for (index, word) in words.iter_mut().enumerate().take(known) {
                     *word = user_memory::read_word(arguments[0] + 8 * index as u64)?;
                 }
+                // The kernel would see neither: see `without_stack`.
+                if (words[STACK] == 0) != (words[STACK_SIZE] == 0) {
+                    return Err(-EINVAL);
+                }
                 let stack = if words[STACK] == 0 { 0 } else { words[STACK].wrapping_add(words[STACK_SIZE]) };
                 let thread_pointer = (words[FLAGS] & CLONE_SETTLS != 0).then_some(words[THREAD_POINTER]);
                 Self { flags: words[FLAGS], stack, thread_pointer, clone3: Some(words) }

@@ -6,7 +6,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::executive::abi::state::ORRERY_CONFIG;
-use crate::executive::abi::syscall::{EINVAL, ENOMEM, address, call, failed};
+use crate::executive::abi::syscall::{EFAULT, EINVAL, ENOMEM, address, call, failed};
 use crate::executive::abi::trampoline::orrery_unmap_and_exit;
 use crate::executive::abi::{readable, vfork_slots};
 use crate::executive::memory::code_ranges::{add, forget, locked, overlaps};
@@ -103,8 +103,14 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
         return -EINVAL;
     }
     let spans = replaced(number, arguments);
-    if spans.iter().any(|&(start, end)| start < end && is_ours(start, end)) {
-        return -EINVAL;
+    let ours = |&(start, end): &(u64, u64)| start < end && is_ours(start, end);
+    if spans.iter().any(ours) {
+        // As where nothing is mapped, as far as such a call fails there.
+        return match number {
+            nr::mprotect | nr::pkey_mprotect | nr::madvise => -ENOMEM,
+            nr::mremap if ours(&spans[0]) => -EFAULT,
+            _ => -EINVAL,
+        };
     }
     let touches_code = spans.iter().any(|&(start, end)| start < end && overlaps(start, end));
     if touches_code && number == nr::madvise {
