@@ -186,7 +186,8 @@ impl Domain {
             .map_err(|e| Error::system("eventfd", 0, e))?;
         let prepare_watcher = |mark| {
             let mut watcher = Watcher::prepare(main.as_raw_fd(), mark)?;
-            let ear = Ear { fd: ending.as_raw_fd(), heed: end_process, with: core::ptr::null() };
+            let ear =
+                Ear { fd: ending.as_raw_fd(), heed: end_process, with: core::ptr::null(), glance: None };
             // SAFETY: it makes one system call, and needs nothing.
             unsafe { watcher.listen(ear) };
             Ok::<_, Error>(watcher)
