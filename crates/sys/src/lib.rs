@@ -13,6 +13,7 @@
 //! | a process' memory or descriptors as they were | [`memory_copy`], [`fd_table_copy`], [`kcmp`] |
 //! | the memory and threads of other processes | [`process_memory`], [`ptrace`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
+//! | who is at the other end of a socket | [`peer`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
 //! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
@@ -36,6 +37,7 @@ pub mod mapwatch;
 pub mod memory_copy;
 pub mod notify;
 pub mod pagemap;
+pub mod peer;
 pub mod process;
 pub mod process_memory;
 pub mod programs;

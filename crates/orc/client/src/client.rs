@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use orrery_sys::scm;
+use orrery_sys::{peer, scm};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use orrery_orc_wire::protocol::{
@@ -393,9 +393,9 @@ fn connect_socket(path: &Path) -> Result<OwnedFd> {
     set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT)).map_err(failed)?;
     set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT)).map_err(failed)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(failed)?;
-    let uid = socket_peercred(&socket).map_err(failed)?.uid;
-    if !uid.is_root() && uid != rustix::process::geteuid() {
-        return Err(Error::Owner { path: path.to_owned(), uid: uid.as_raw() });
+    let uid = peer::credentials(socket.as_fd()).map_err(|error| failed(error.errno))?.uid;
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(Error::Owner { path: path.to_owned(), uid });
     }
     Ok(orrery_sys::descriptors::raise(socket))
 }

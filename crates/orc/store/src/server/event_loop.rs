@@ -204,8 +204,9 @@ impl Server {
     }
 
     fn connect(&self, socket: OwnedFd, listener: &Listener) {
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
-        let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_pid());
+        // The PID is 0 where the store's PID namespace does not have the process.
+        let Ok(credentials) = orrery_sys::peer::credentials(socket.as_fd()) else { return };
+        let (uid, pid) = (credentials.uid, credentials.pid);
         let domain = listener.domain.clone().map_or(TrustDomain::User(uid), TrustDomain::Named);
         let is_of_host = peer::is_of_host(socket.as_fd(), pid);
         let mut state = self.service.begin();

@@ -5,13 +5,15 @@
 //! the other end has to be in the user and PID namespaces of the store, and in its mount namespace or that of PID 1, as a
 //! service may have a mount namespace of its own.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
+
+use orrery_sys::peer;
 
 /// Returns whether the process `pid` that connected `socket` runs outside of containers; `false` if that cannot be found out,
 /// as on kernels without `SO_PEERPIDFD` (Linux 6.5), where another process may have got its PID.
 pub(crate) fn is_of_host(socket: BorrowedFd<'_>, pid: i32) -> bool {
-    let Some(process) = pidfd(socket) else { return false };
+    let Ok(process) = peer::process(socket) else { return false };
     let pid = pid.to_string();
     let is_same = |kind| namespace(&pid, kind).is_some_and(|found| Some(found) == namespace("self", kind));
     let mount = namespace(&pid, "mnt");
@@ -25,24 +27,6 @@ pub(crate) fn is_of_host(socket: BorrowedFd<'_>, pid: i32) -> bool {
 
 fn namespace(pid: &str, kind: &str) -> Option<PathBuf> {
     std::fs::read_link(Path::new("/proc").join(pid).join("ns").join(kind)).ok()
-}
-
-/// Returns a descriptor of the process that connected.
-fn pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let mut fd: libc::c_int = -1;
-    let mut length = libc::socklen_t::try_from(size_of_val(&fd)).ok()?;
-    // SAFETY: `fd` and `length` are valid for writes of the sizes that are given, and live until the call is done.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERPIDFD,
-            (&raw mut fd).cast(),
-            &raw mut length,
-        )
-    };
-    // SAFETY: the call has succeeded, so the descriptor is new, and owned by nobody else.
-    (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Returns whether the process has not been reaped, so that its PID is still its own.
