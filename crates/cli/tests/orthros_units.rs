@@ -5,33 +5,13 @@
 #[path = "orthros/pairs.rs"]
 mod pairs;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::BufReader;
 use std::path::Path;
 use std::time::Duration;
 
-use pairs::{ONE_PAIR, Up, connect, missing, orthros};
+use pairs::{ONE_PAIR, Up, connect, get, missing, orthros};
 
 const PAGES: &str = "/var/www/html";
-
-/// Asks for a page over a connection that stays open, and returns it.
-fn page(connection: &mut BufReader<TcpStream>, name: &str) -> String {
-    write!(connection.get_mut(), "GET /{name} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-    let mut length = 0;
-    loop {
-        let mut line = String::new();
-        assert!(connection.read_line(&mut line).unwrap() > 0, "the connection is closed");
-        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().unwrap();
-        }
-        if line.trim().is_empty() {
-            break;
-        }
-    }
-    let mut body = vec![0; length];
-    connection.read_exact(&mut body).unwrap();
-    String::from_utf8(body).unwrap()
-}
 
 /// Returns why a unit of Debian's cannot be run here, if it cannot.
 fn unit_is_missing(unit: &str, programs: &[(&str, &'static str)]) -> Option<String> {
@@ -63,13 +43,13 @@ fn serves_through_two_panics(unit: &str, name: &str, files: &[&str], memory: &st
     connection.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
     let mut connection = BufReader::new(connection);
     let expected = std::fs::read_to_string(Path::new(PAGES).join(name)).unwrap();
-    assert_eq!(page(&mut connection, name), expected);
+    assert_eq!(get(&mut connection, name), expected);
     for _ in 0..2 {
         up.say("crash panic");
         let survived = up.expect("survived");
         assert_eq!(survived["failover"]["summary"]["remarks"].to_string(), "[]");
         for _ in 0..20 {
-            assert_eq!(page(&mut connection, name), expected);
+            assert_eq!(get(&mut connection, name), expected);
         }
         up.expect("renewed");
     }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test program uses a part of it")]
 
-use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -96,6 +96,25 @@ pub fn connect_to(network: &str, address: &'static str, port: u16) -> TcpStream 
         }
     });
     connected.join().unwrap()
+}
+
+/// Asks an HTTP server for `/what` over a connection that stays open, and returns the body.
+pub fn get(connection: &mut BufReader<TcpStream>, what: &str) -> String {
+    write!(connection.get_mut(), "GET /{what} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        assert!(connection.read_line(&mut line).unwrap() > 0, "the connection is closed");
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    connection.read_exact(&mut body).unwrap();
+    String::from_utf8(body).unwrap()
 }
 
 /// `orrery orthros up`, spoken to.
