@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -338,6 +338,37 @@ fn trusting(key: &Key) -> SslContext {
     context.build()
 }
 
+/// A connection that goes on after an interruption: the kernel does not restart calls with a time limit, after a stop of the process neither
+/// (signal(7)).
+#[derive(Debug)]
+struct Uninterrupted(TcpStream);
+
+impl Read for Uninterrupted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Write for Uninterrupted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 fn converse(port: u16, context: &SslContext) -> Result<(), String> {
     let told = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -345,7 +376,7 @@ fn converse(port: u16, context: &SslContext) -> Result<(), String> {
     socket.set_read_timeout(Some(PATIENCE)).map_err(|e| told("timeout", &e))?;
     socket.set_write_timeout(Some(PATIENCE)).map_err(|e| told("timeout", &e))?;
     let ssl = Ssl::new(context).map_err(|e| told("new", &e))?;
-    let mut stream = ssl.connect(socket).map_err(|e| told("handshake", &e))?;
+    let mut stream = ssl.connect(Uninterrupted(socket)).map_err(|e| told("handshake", &e))?;
     let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     stream.write_all(request).map_err(|e| told("request", &e))?;
     let mut answer = String::new();
