@@ -91,7 +91,7 @@ fn skipped(why: &str) {
 
 /// The machine, started; nothing, with the reason printed, where it cannot be had. With a `crash_disk` it has a crash kernel,
 /// which copies the memory there.
-fn boot(folder: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
+fn boot(directory: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
     if let Err(error) = command::require("qemu-system-x86_64", "qemu-system-x86") {
         skipped(&error.to_string());
         return None;
@@ -108,7 +108,7 @@ fn boot(folder: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
             return None;
         }
     };
-    let initramfs = folder.join("initramfs");
+    let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new();
     archive.copy(&busybox, "/bin/busybox").file("/init", INIT, 0o755);
     archive.file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sleep\n", 0o644);
@@ -125,16 +125,16 @@ fn boot(folder: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
         extra: Vec::new(),
     };
     if let Some(disk) = crash_disk {
-        let crash_initramfs = folder.join("crash-initramfs");
+        let crash_initramfs = directory.join("crash-initramfs");
         let mut crash = Initramfs::new();
         crash.copy(&busybox, "/bin/busybox").file("/init", CRASH_INIT, 0o755);
         for (index, module) in kernel.modules(&["virtio_pci", "virtio_blk"]).unwrap().iter().enumerate() {
             crash.copy(module, &format!("/modules/{index}.ko"));
         }
         crash.write(&crash_initramfs).unwrap();
-        let source = folder.join("load.c");
+        let source = directory.join("load.c");
         std::fs::write(&source, LOAD_CRASH_KERNEL).unwrap();
-        let load = orrery_testing::Compiler::c().flag("-static").build(&[&source], folder.join("load"));
+        let load = orrery_testing::Compiler::c().flag("-static").build(&[&source], directory.join("load"));
         archive.copy(&load, "/load-crash-kernel").copy(&kernel.image, "/vmlinuz");
         archive.copy(&crash_initramfs, "/crash.initramfs");
         config.memory_mib = 512;
@@ -147,7 +147,7 @@ fn boot(folder: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
         ];
     }
     archive.write(&config.initramfs).unwrap();
-    Some(Machine::start(&config, &kernel, folder).unwrap())
+    Some(Machine::start(&config, &kernel, directory).unwrap())
 }
 
 fn kimage(arguments: &[&str], image: &Path, more: &[&str]) -> Output {
@@ -269,8 +269,8 @@ fn compare(image: &Path, console: &str) {
 
 #[test]
 fn what_is_read_is_what_the_guest_says() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(mut machine) = boot(folder.path(), None) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let Some(mut machine) = boot(directory.path(), None) else { return };
     let console = machine.wait_for_console("ALL-TOLD", BOOT).unwrap();
     let memory = machine.file("ram");
     // Alive: the guest waits, and only its kernel's threads run.
@@ -278,7 +278,7 @@ fn what_is_read_is_what_the_guest_says() {
 
     // As QEMU dumps it.
     let mut qmp = machine.qmp().unwrap();
-    let dump = folder.path().join("vmcore");
+    let dump = directory.path().join("vmcore");
     let protocol = format!("file:{}", dump.display());
     qmp.execute("dump-guest-memory", &json!({"paging": false, "protocol": protocol})).unwrap();
     compare(&dump, &console);
@@ -291,7 +291,7 @@ fn what_is_read_is_what_the_guest_says() {
     compare(&memory, &console);
 
     // A core of one of its processes, with its environment in it.
-    let core: PathBuf = folder.path().join("core");
+    let core: PathBuf = directory.path().join("core");
     let all = rows("files", &memory, &[]);
     let pid = text(&all.iter().find(|row| row["path"] == "/data/numbers").unwrap()["pid"]);
     let output = kimage(&["gcore"], &memory, &[&pid, "-o", core.to_str().unwrap()]);
@@ -311,10 +311,10 @@ fn what_is_read_is_what_the_guest_says() {
 /// kdump leaves the crash kernel's memory out, where the dying kernel's VMCOREINFO lies; it has it as a note.
 #[test]
 fn what_kdump_copies_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = folder.path().join("disk");
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
     std::fs::File::create(&disk).and_then(|file| file.set_len(640 << 20)).unwrap();
-    let Some(mut machine) = boot(folder.path(), Some(&disk)) else { return };
+    let Some(mut machine) = boot(directory.path(), Some(&disk)) else { return };
     let console = machine.wait_for_console("ALL-TOLD", BOOT).unwrap();
     std::os::unix::net::UnixStream::connect(machine.file("control"))
         .and_then(|mut control| std::io::Write::write_all(&mut control, b"die\n"))
@@ -325,8 +325,8 @@ fn what_kdump_copies_is_read() {
 
 #[test]
 fn what_is_no_image_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("image");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
     let refused = |path: &Path| {
         let output = kimage(&["ps"], path, &[]);
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
