@@ -1,11 +1,6 @@
 //! Each row is changed, and either set back or named; and whatever the kernel knows of a process is in a row, or somewhere
 //! else that is written down here.
 
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "system calls in children of a test, on numbers and live locals"
-)]
-
 use std::collections::BTreeSet;
 
 use syscalls::{Sysno, syscall};
@@ -46,8 +41,11 @@ fn filter() -> bool {
 }
 
 const CHANGES: &[(&str, Change)] = &[
+    // SAFETY: takes numbers; the process is a test's child, with one thread.
     ("users", || unsafe { libc::setresuid(65_534, 65_534, 0) } == 0),
+    // SAFETY: takes numbers; the process is a test's child, with one thread.
     ("groups", || unsafe { libc::setresgid(65_534, 65_534, 0) } == 0),
+    // SAFETY: the array has the one group, and lives during the call.
     ("supplementary groups", || unsafe { libc::setgroups(1, [65_533].as_ptr()) } == 0),
     ("capabilities", || {
         use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
@@ -67,6 +65,7 @@ const CHANGES: &[(&str, Change)] = &[
     ("system call filter", filter),
     ("speculation control", || prctl(libc::PR_SET_SPECULATION_CTRL, 0, 4)),
     // arch_prctl(ARCH_SHSTK_ENABLE, ARCH_SHSTK_SHSTK), where processor and kernel have it.
+    // SAFETY: takes numbers; a return that then faults ends the child of a test alone.
     ("shadow stack and the like", || unsafe { syscall!(Sysno::arch_prctl, 0x5001, 1) }.is_ok()),
     ("memory-deny-write-execute", || prctl(65, 1, 0)),
     ("merging of memory", || prctl(67, 1, 0)),
@@ -74,19 +73,24 @@ const CHANGES: &[(&str, Change)] = &[
     ("transparent huge pages", || prctl(libc::PR_SET_THP_DISABLE, 1, 0)),
     ("writing back of memory", || prctl(57, 1, 0)),
     ("subreaper", || prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0)),
+    // SAFETY: takes numbers; the process is a test's child, with one thread.
     ("session", || unsafe { libc::setsid() } != -1),
     ("scheduling", || {
         let parameter = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the parameter lives during the call.
         unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameter) == 0 }
     }),
     ("processors", || {
         let mut one = [0_u8; 128];
         one[0] = 1;
+        // SAFETY: the mask lives during the call, and has that length.
         let done = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, one.len(), one.as_ptr()) };
         done == 0
     }),
     ("memory nodes", || false),
+    // SAFETY: the mask of 64 bits lives during the call.
     ("memory policy", || unsafe { syscall!(Sysno::set_mempolicy, 3, [1_u64].as_ptr(), 64) }.is_ok()),
+    // SAFETY: takes numbers; the process is a test's child, with one thread.
     ("input and output priority", || unsafe { syscall!(Sysno::ioprio_set, 1, 0, 3 << 13) }.is_ok()),
     ("core scheduling", || prctl(62, 1, 0)),
     ("autogroup", || write("/proc/self/autogroup", "5")),
@@ -103,18 +107,23 @@ const CHANGES: &[(&str, Change)] = &[
     ("local descriptor table", || {
         // A 32-bit data segment of one page.
         let entry = [0_u32, 0x1000, 0xf, 0x51];
+        // SAFETY: the entry has 16 bytes, and lives during the call; nobody loads its selector.
         unsafe { syscall!(Sysno::modify_ldt, 1, entry.as_ptr(), 16) }.is_ok()
     }),
+    // SAFETY: takes a null for the list: the child has no robust futex.
     ("robust futexes", || unsafe { syscall!(Sysno::set_robust_list, 0, 24) }.is_ok()),
     ("restartable sequences", || {
         let Some(area) = orrery_sys::rseq::area() else { return false };
         let other = Box::leak(Box::new([[0_u64; 4]; 2])).as_ptr().addr().next_multiple_of(32);
+        // SAFETY: the first area is the registered one, and the other is leaked: it lives as long as the process.
         unsafe {
             syscall!(Sysno::rseq, area, 32, 1, 0x5305_3053).is_ok()
                 && syscall!(Sysno::rseq, other, 32, 0, 0x5305_3053).is_ok()
         }
     }),
+    // SAFETY: the path is a string that ends with a zero.
     ("root directory", || unsafe { libc::chroot(c"/tmp".as_ptr()) } == 0),
+    // SAFETY: takes numbers; the process is a test's child, with one thread.
     ("namespaces", || unsafe { libc::unshare(libc::CLONE_NEWUTS) } == 0),
 ];
 
