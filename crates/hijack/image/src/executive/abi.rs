@@ -2,6 +2,7 @@
 
 #[cfg(feature = "image")]
 pub(crate) mod freestanding;
+pub(crate) mod pool;
 pub(crate) mod protection_keys;
 pub(crate) mod readable;
 pub(crate) mod signal_frame;
@@ -14,3 +15,4 @@ pub(crate) mod tsc;
 pub(crate) mod unwind_step;
 pub(crate) mod user_memory;
 pub(crate) mod vfork_slots;
+pub(crate) mod work_areas;

@@ -36,8 +36,6 @@ use crate::executive::services::call::{Next, ServiceCall, Stage, enabled, unusab
 use crate::nr;
 use crate::nr::CALLS;
 
-pub(crate) use mounts::scripts::SCRIPT_ARGUMENTS;
-
 /// What answers some calls.
 pub(crate) struct Service {
     /// It is on if one of these bits is.

@@ -3,7 +3,7 @@
 //! They are written in assembly because the stack is not the executive's there, or because control returns twice. The code is in
 //! `dispatch/assembly`.
 
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::executive::abi::signal_frame::{Progress, Registers};
 use crate::executive::abi::unwind_step::Step;
@@ -25,7 +25,7 @@ unsafe extern "C" {
     /// Returns from the signal frame whose context is at `rsp`.
     pub(crate) fn orrery_sigreturn_at(rsp: u64) -> !;
     /// The same, and gives the place back that the stack was on until then.
-    pub(crate) fn orrery_sigreturn_releasing(rsp: u64, busy: *const u8) -> !;
+    pub(crate) fn orrery_sigreturn_releasing(rsp: u64, taker: *const AtomicU32) -> !;
     /// Unmaps the stack on which the thread runs, and ends the thread.
     pub(crate) fn orrery_unmap_and_exit(start: u64, length: u64) -> !;
     /// Goes on with these registers, without the kernel's help: everything but the mask and the alternate stack, which must

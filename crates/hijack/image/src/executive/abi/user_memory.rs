@@ -79,6 +79,14 @@ pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// Reads a word that may be gone at any moment, by a copy of the kernel's. `None` where there is no such call.
+pub(crate) fn copy_word(from: u64) -> Option<Result<u64, i64>> {
+    let mut word = 0_u64;
+    // SAFETY: the word is ours to write to.
+    let copied = unsafe { transfer(nr::process_vm_readv, (&raw mut word).cast(), from, size_of::<u64>()) };
+    copied.map(|copied| copied.map(|()| word))
+}
+
 /// Reads plain data that may lie just above the program's stack pointer: where we are on the same stack, the page below
 /// that pointer is there, and nobody need be asked.
 ///

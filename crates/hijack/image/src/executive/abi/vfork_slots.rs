@@ -1,21 +1,16 @@
 //! Where a signal frame waits while the child of a `vfork` runs on the stack that it lay on.
 //!
-//! A slot is taken for as long as a thread waits in `vfork`. The image has a block of them; where more threads wait at a time, further
-//! blocks are mapped, which stay.
+//! A slot is taken for as long as a thread waits in `vfork`.
 
 use core::ptr;
-use core::sync::atomic::{
-    AtomicPtr, AtomicU8, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use core::sync::atomic::{AtomicU32, Ordering::Release};
 
+use crate::executive::abi::pool::{Item, Pool};
 use crate::executive::abi::signal_frame::Context;
-use crate::executive::abi::syscall::{ENOMEM, call as kernel, failed};
-use crate::nr;
+use crate::executive::abi::syscall::ENOMEM;
 
-/// How many slots a block has.
-const SLOTS: usize = 32;
-const PROT_READ_WRITE: u64 = 3;
-const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
+/// Who has a slot: a thread, whichever.
+const TAKER: u32 = 1;
 /// A frame with AMX state has some 11 KiB.
 const FRAME: usize = 12 << 10;
 const STACK: usize = 8128;
@@ -29,8 +24,8 @@ const ALIGNMENT: u64 = 64;
 pub(crate) struct Slot {
     /// First, for its alignment.
     frame: [u8; FRAME + ALIGNMENT as usize],
-    /// What says that the slot is taken: one of its block's.
-    busy: *const AtomicU8,
+    /// What says that the slot is taken.
+    taker: *const AtomicU32,
     /// Where the frame was, and will be again.
     home: u64,
     /// Its length.
@@ -53,84 +48,29 @@ pub(crate) struct Vfork {
     pub(crate) own: u64,
 }
 
-/// Some slots. Memory that is never touched takes no room; all zeros are a block of free ones.
-#[repr(C)]
-struct Block {
-    /// One for each slot that is taken; together, because a forked child looks at all of them.
-    busy: [AtomicU8; SLOTS],
-    next: AtomicPtr<Block>,
-    slots: [Slot; SLOTS],
+// SAFETY: integers, and a pointer that nobody follows before it was set.
+unsafe impl Item for Slot {
+    const ZERO: Self = Self {
+        frame: [0; FRAME + ALIGNMENT as usize],
+        taker: ptr::null(),
+        home: 0,
+        length: 0,
+        call: Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 },
+        stack: [0; STACK],
+    };
 }
 
-/// The first block.
-static mut FIRST: Block = Block {
-    busy: [const { AtomicU8::new(0) }; SLOTS],
-    next: AtomicPtr::new(ptr::null_mut()),
-    slots: [const {
-        Slot {
-            frame: [0; FRAME + ALIGNMENT as usize],
-            busy: ptr::null(),
-            home: 0,
-            length: 0,
-            call: NO_CALL,
-            stack: [0; STACK],
-        }
-    }; SLOTS],
-};
+static SLOTS: Pool<Slot> = Pool::new();
 
-/// All blocks.
-fn blocks() -> impl Iterator<Item = *mut Block> {
-    // SAFETY: blocks are never unmapped, so that each `next` leads to a whole one.
-    let next = |block: &*mut Block| unsafe { (**block).next.load(Acquire) };
-    core::iter::successors(Some(&raw mut FIRST), move |block| {
-        Some(next(block)).filter(|next| !next.is_null())
-    })
-}
-
-/// Maps a block and adds it behind the last one.
-///
-/// # Errors
-/// As mmap(2), negative.
-fn add_block() -> Result<(), i64> {
-    let length = size_of::<Block>() as u64;
-    // SAFETY: a new mapping, at a place of the kernel's choice.
-    let made = unsafe { kernel(nr::mmap, [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0]) };
-    if failed(made) {
-        return Err(made);
-    }
-    let block = ptr::with_exposed_provenance_mut::<Block>(made as usize);
-    let mut at = &raw mut FIRST;
-    loop {
-        // SAFETY: blocks are never unmapped; `at` is one of them.
-        let next = unsafe { &(*at).next };
-        match next.compare_exchange(ptr::null_mut(), block, AcqRel, Acquire) {
-            Ok(_) => return Ok(()),
-            Err(other) => at = other,
-        }
-    }
-}
-
-/// Whether some of a range is a block that was mapped: one that the image has is the image's.
+/// Whether some of a range is a block of slots that was mapped.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {
-    blocks().skip(1).any(|block| {
-        let first = block.addr() as u64;
-        first < end && start < first + size_of::<Block>() as u64
-    })
+    SLOTS.overlaps(start, end)
 }
 
 /// Frees all slots, in a forked child: the threads that took them are not in it.
 pub(crate) fn free_in_child() {
-    for block in blocks() {
-        // SAFETY: blocks are never unmapped.
-        for busy in unsafe { &(*block).busy } {
-            if busy.load(Relaxed) != 0 {
-                busy.store(0, Relaxed);
-            }
-        }
-    }
+    SLOTS.free_in_child();
 }
-
-const NO_CALL: Vfork = Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 };
 
 /// The slot's call.
 pub(crate) fn call(slot: *mut Slot) -> *mut Vfork {
@@ -152,14 +92,16 @@ pub(crate) fn take(context: &Context) -> Result<*mut Slot, i64> {
         extended.address + extended.size
     };
     let length = end.checked_sub(home).filter(|length| *length <= FRAME as u64).ok_or(-ENOMEM)?;
-    let slot = loop {
-        if let Some(slot) = blocks().find_map(free_slot) {
-            break slot;
+    let taken = loop {
+        if let Some(taken) = SLOTS.take(TAKER) {
+            break taken;
         }
-        add_block()?;
+        SLOTS.grow()?;
     };
+    let slot = taken.item;
     // SAFETY: the slot is ours, and has room for as much as the frame has.
     unsafe {
+        (*slot).taker = taken.taker;
         (*slot).home = home;
         (*slot).length = length;
         ptr::copy_nonoverlapping(
@@ -170,20 +112,6 @@ pub(crate) fn take(context: &Context) -> Result<*mut Slot, i64> {
         shift(slot, copy_of(slot).addr() as u64, home);
     }
     Ok(slot)
-}
-
-/// Takes a slot of a block that is free.
-fn free_slot(block: *mut Block) -> Option<*mut Slot> {
-    (0..SLOTS).find_map(|index| {
-        // SAFETY: within the block; a slot is used by whom turned its byte to one.
-        unsafe {
-            let busy = &(*block).busy[index];
-            busy.compare_exchange(0, 1, AcqRel, Relaxed).ok()?;
-            let slot = &raw mut (*block).slots[index];
-            (*slot).busy = busy;
-            Some(slot)
-        }
-    })
 }
 
 /// Where the frame's copy begins: aligned as the frame is.
@@ -219,7 +147,7 @@ pub(crate) fn stack(slot: *mut Slot) -> u64 {
 ///
 /// # Safety
 /// The slot was taken by this thread, and the stack it belongs to is unused.
-pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const u8) {
+pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const AtomicU32) {
     // SAFETY: by the caller.
     unsafe {
         shift(slot, (*slot).home, copy_of(slot).addr() as u64);
@@ -228,14 +156,14 @@ pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const u8) {
             ptr::with_exposed_provenance_mut::<u8>((*slot).home as usize),
             (*slot).length as usize,
         );
-        ((*slot).home + 8, (*slot).busy.cast())
+        ((*slot).home + 8, (*slot).taker)
     }
 }
 
 /// Gives a slot back that was not used after all.
 pub(crate) fn release(slot: *mut Slot) {
     // SAFETY: the slot is the caller's.
-    unsafe { (*(*slot).busy).store(0, Release) };
+    unsafe { (*(*slot).taker).store(0, Release) };
 }
 
 const _: () = assert!((size_of::<Slot>() & 63) == 0);

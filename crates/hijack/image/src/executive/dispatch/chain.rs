@@ -13,9 +13,8 @@
 //!
 //! A call without rules and services goes to the kernel directly.
 
-use core::mem::MaybeUninit;
-
 use super::kernel_calls::{Origin, perform};
+use crate::executive::abi::work_areas::{self, Room};
 use crate::executive::policy::conditions::{Call, Facts};
 use crate::executive::policy::journal_writer;
 use crate::executive::policy::paths::PathBuffer;
@@ -23,11 +22,7 @@ use crate::executive::policy::rules::{Changes, Outcome, judge};
 use crate::executive::policy::table::policy;
 use crate::executive::services::call::{Next, ServiceCall, Stage};
 use crate::executive::services::{self, Service};
-use crate::nr;
 use crate::policy::Rule;
-
-/// PathBuffer for the paths of a call that names two.
-const PATHS: usize = 8 << 10;
 
 /// Performs a call, or does with it what the policy says. `site` is the address behind the call instruction.
 #[inline(always)]
@@ -42,12 +37,10 @@ pub(crate) fn run(number: u64, arguments: [u64; 6], site: u64, mut origin: Origi
     }
 }
 
-/// Paths need memory: the program's stack provides it, for those calls alone for which rules name paths.
+/// Paths need memory, for those calls alone for which rules name paths. Where there is none, the call fails.
 #[inline(never)]
 fn judged_with_paths(call: &Call, origin: &mut Origin<'_>) -> i64 {
-    let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
-    // SAFETY: `PathBuffer` hands out only bytes that were written before.
-    judged(call, unsafe { &mut *room.as_mut_ptr() }, origin)
+    work_areas::with(|room| judged(call, room.paths, origin)).unwrap_or_else(|error| error)
 }
 
 #[inline(never)]
@@ -64,7 +57,7 @@ fn judged(call: &Call, room: &mut [u8], origin: &mut Origin<'_>) -> i64 {
     result
 }
 
-/// An entry of the journal is large, so it is on the stack for calls alone that are logged.
+/// An entry of the journal needs memory, too. Where there is none, the call is in no entry, which is counted.
 #[inline(never)]
 fn logged(
     call: &Call,
@@ -74,10 +67,20 @@ fn logged(
     origin: &mut Origin<'_>,
 ) -> i64 {
     let answered = matches!(outcome, Outcome::Answer(_));
-    let mut entry = journal_writer::begin(call, rule, facts, answered);
-    let result = finish(call.number, outcome, origin);
-    journal_writer::end(&mut entry, call, answered, result);
-    result
+    let log = |Room { entry, .. }: Room<'_>| {
+        journal_writer::begin(entry, call, rule, facts, answered);
+        let result = finish(call.number, outcome, origin);
+        journal_writer::end(entry, call, answered, result);
+        result
+    };
+    // Whether that can be had is known before the call is performed.
+    match work_areas::with(log) {
+        Ok(result) => result,
+        Err(_) => {
+            journal_writer::lose();
+            finish(call.number, outcome, origin)
+        }
+    }
 }
 
 #[inline(always)]
@@ -95,26 +98,17 @@ fn serve(number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
         Some(service) if !service.names_paths => {
             follow(service, ServiceCall::new(number, arguments, PathBuffer::new(&mut []), &mut []), origin)
         }
-        Some(service) if number == nr::execve => serve_execve(service, arguments, origin),
         Some(service) => serve_paths(service, number, arguments, origin),
     }
 }
 
 #[inline(never)]
 fn serve_paths(service: &Service, number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
-    let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
-    // SAFETY: `PathBuffer` hands out only bytes that were written before.
-    let room = PathBuffer::new(unsafe { &mut *room.as_mut_ptr() });
-    follow(service, ServiceCall::new(number, arguments, room, &mut []), origin)
-}
-
-#[inline(never)]
-fn serve_execve(service: &Service, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
-    let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
-    let mut list = [0; services::SCRIPT_ARGUMENTS];
-    // SAFETY: `PathBuffer` hands out only bytes that were written before.
-    let room = PathBuffer::new(unsafe { &mut *room.as_mut_ptr() });
-    follow(service, ServiceCall::new(nr::execve, arguments, room, &mut list), origin)
+    let serve = |room: Room<'_>| {
+        let call = ServiceCall::new(number, arguments, PathBuffer::new(room.paths), room.list);
+        follow(service, call, origin)
+    };
+    work_areas::with(serve).unwrap_or_else(|error| error)
 }
 
 /// Has a service and the kernel take turns until the service returns a result.

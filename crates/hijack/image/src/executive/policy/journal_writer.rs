@@ -21,24 +21,29 @@ const PAUSE: [u64; 2] = [0, 200_000];
 const PAUSES: u32 = 50_000;
 
 /// Begins the entry of a call, before it is performed or answered.
-pub(crate) fn begin(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool) -> Entry {
+pub(crate) fn begin(entry: &mut Entry, call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool) {
     let Call { policy, number, arguments, site, .. } = *call;
-    let mut entry =
-        Entry { thread: this_thread(), number: number as u32, rule: rule.counter, arguments, ..Entry::EMPTY };
+    *entry = Entry::EMPTY;
+    (entry.thread, entry.number, entry.rule) = (this_thread(), number as u32, rule.counter);
+    entry.arguments = arguments;
     if rule.log == log::PLACES {
         entry.callers = *facts.callers();
         entry.site = call_stack::hash(number, &entry.callers);
     }
     entry.callers[0] = site;
     for capture in policy.captures(number).iter().filter(|capture| capture.after == when::BEFORE) {
-        add(&mut entry, capture, None);
+        add(entry, capture, None);
     }
     entry.start = ticks();
     if !answered && may_not_return(number) {
         entry.state = ENTERED;
-        write(&entry);
+        write(entry);
     }
-    entry
+}
+
+/// Notes that a call is in no entry.
+pub(crate) fn lose() {
+    shared_page().journal.lost.fetch_add(1, Relaxed);
 }
 
 /// Completes the entry of a call that was performed or answered, and writes it.
@@ -212,7 +217,7 @@ pub(crate) fn write(entry: &Entry) {
         } else if turn < stamp_of(ticket) {
             // Full.
             if journal.reader.load(Relaxed) == 0 || pauses > PAUSES {
-                journal.lost.fetch_add(1, Relaxed);
+                lose();
                 return;
             }
             pauses += 1;

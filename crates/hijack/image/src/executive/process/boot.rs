@@ -67,7 +67,7 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
         if failed(result) {
             return result;
         }
-        auxv::raise_min_stack_size(stack, table != 0);
+        auxv::raise_min_stack_size(stack);
         0
     }
 }

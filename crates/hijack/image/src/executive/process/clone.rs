@@ -18,7 +18,7 @@ use crate::executive::abi::trampoline::{
     orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
 };
 use crate::executive::abi::vfork_slots::{CLONE_ARGUMENTS, Slot};
-use crate::executive::abi::{thread_counters, user_memory, vfork_slots};
+use crate::executive::abi::{thread_counters, user_memory, vfork_slots, work_areas};
 use crate::executive::memory::code_ranges;
 use crate::executive::process::unfollowed;
 use crate::executive::services;
@@ -176,6 +176,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &C
     if result == 0 {
         code_ranges::unlock_in_child();
         vfork_slots::free_in_child();
+        work_areas::free_in_child();
         services::in_forked_child(request.flags);
         thread_counters::reset_in_child();
         sigaction::install();
@@ -252,7 +253,7 @@ pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
         // The child may have given it back.
         thread_counters::claim();
         journal_writer::write_result((*vfork_slots::call(slot)).call[0], result.cast_signed());
-        let (frame, busy) = vfork_slots::put_back(slot);
-        orrery_sigreturn_releasing(frame, busy)
+        let (frame, taker) = vfork_slots::put_back(slot);
+        orrery_sigreturn_releasing(frame, taker)
     }
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{EFAULT, EINVAL, ENOMEM, address, call, failed};
 use crate::executive::abi::trampoline::orrery_unmap_and_exit;
-use crate::executive::abi::{readable, vfork_slots};
+use crate::executive::abi::{readable, vfork_slots, work_areas};
 use crate::executive::memory::code_ranges::{add, forget, locked, overlaps};
 use crate::executive::memory::{saved_code, stub_pages};
 use crate::executive::policy::paths;
@@ -65,6 +65,7 @@ fn is_ours(start: u64, end: u64) -> bool {
         || within(config.verdicts.load(Relaxed), size_of::<Verdicts>() as u64)
         || stub_pages::overlap(start, end)
         || vfork_slots::overlap(start, end)
+        || work_areas::overlap(start, end)
 }
 
 /// What a call does to existing mappings: up to two ranges.

@@ -5,7 +5,7 @@
 orrery_sigreturn_releasing:
     orrery_step {nothing}
     mov rsp, rdi
-    mov byte ptr [rsi], 0
+    mov dword ptr [rsi], 0
     mov eax, 15
     syscall
     ud2

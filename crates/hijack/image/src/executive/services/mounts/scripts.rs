@@ -6,7 +6,7 @@
 
 use super::translate::{moved, within};
 use crate::executive::abi::syscall::{call, failed};
-use crate::executive::abi::user_memory;
+use crate::executive::abi::{user_memory, work_areas};
 use crate::executive::policy::paths::{PathBuffer, normal};
 use crate::executive::policy::table::Policy;
 use crate::executive::services::call::ServiceCall;
@@ -19,8 +19,7 @@ const HEAD: usize = 256;
 const MOST_ARGUMENTS: usize = 250;
 /// Interpreter, its argument, script, and the end of the list.
 const OWN_ARGUMENTS: usize = 4;
-/// PathBuffer for the arguments of an interpreter.
-pub(crate) const SCRIPT_ARGUMENTS: usize = MOST_ARGUMENTS + OWN_ARGUMENTS;
+const _: () = assert!(MOST_ARGUMENTS + OWN_ARGUMENTS <= work_areas::LIST);
 const O_CLOEXEC: u64 = 0o2_000_000;
 const X_OK: u64 = 1;
 const AT_EACCESS: u64 = 0x200;
