@@ -183,23 +183,25 @@ impl Puppet<'_> {
 /// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that it does not
 /// ignore SIGTRAP.
 ///
-/// Returns whether the thread was certainly detached.
-///
-/// # Errors
-/// Why there is no executive; the program then runs without.
+/// Returns whether the thread was certainly detached. Where there is no executive, that is counted, and the program runs without.
 pub(crate) fn inject(
     mut tracee: Tracee,
     (mask, trappable): (u64, bool),
     image: &Image,
     segment: &SharedSegment,
     settings: &Settings,
-) -> (bool, Result<(), Unfollowed>) {
+) -> bool {
     let result = prepare(&mut tracee, trappable, image, segment, settings);
     let gone = result.is_err() && tracee.registers().is_err();
     let pid = tracee.pid();
+    // Where the program was killed meanwhile, there is nothing to report.
     if let Err(reason) = result
         && !gone
     {
+        // Before the program goes on: it may be the run's last, after which the counts are read.
+        if let Some(counter) = segment.page().unfollowed.get(reason as usize) {
+            counter.fetch_add(1, Relaxed);
+        }
         unfollowed::deal_with(pid, reason, &settings.policy, settings.strictness);
     }
     let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
@@ -210,8 +212,7 @@ pub(crate) fn inject(
             unsafe { libc::kill(pid, signal) };
         }
     }
-    // Where the program was killed meanwhile, there is nothing to report.
-    (detached, if gone { Ok(()) } else { result.map(drop) })
+    detached
 }
 
 /// Which signals the process was sent meanwhile.

@@ -159,14 +159,7 @@ impl Supervisor {
                 Stop::Call | Stop::Other => tracee.resume(0),
             }
         }
-        let (free, result) =
-            inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings);
-        if let Err(reason) = result
-            && let Some(counter) = self.segment.page().unfollowed.get(reason as usize)
-        {
-            counter.fetch_add(1, Relaxed);
-        }
-        free
+        inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings)
     }
 }
 
