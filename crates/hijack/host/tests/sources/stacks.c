@@ -76,7 +76,8 @@ static int depth(size_t most) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "/nowhere/socket"};
     char byte[PAGE] = "";
     struct iovec buffer = {byte, 1};
-    struct msghdr header = {.msg_name = &address, .msg_namelen = sizeof(address), .msg_iov = &buffer, .msg_iovlen = 1};
+    struct msghdr header = {
+        .msg_name = &address, .msg_namelen = sizeof(address), .msg_iov = &buffer, .msg_iovlen = 1};
     struct mmsghdr headers[2] = {{.msg_hdr = header}, {.msg_hdr = header}};
     struct timespec none = {0, 0};
     char *const words[] = {"nothing", NULL};
@@ -135,7 +136,8 @@ static int least(void) {
 static void *opens_with_classic(void *none) {
     char *start = mmap(NULL, PAGE + CLASSIC, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     stack_t stack = {.ss_sp = start + PAGE, .ss_size = CLASSIC};
-    if (start == MAP_FAILED || mprotect(start + PAGE, CLASSIC, PROT_READ | PROT_WRITE) || sigaltstack(&stack, NULL))
+    if (start == MAP_FAILED || mprotect(start + PAGE, CLASSIC, PROT_READ | PROT_WRITE) ||
+        sigaltstack(&stack, NULL))
         return none;
     return opens(none);
 }
