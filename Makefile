@@ -106,6 +106,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-context --test contexts -- snapshots_in_a_row_do_not_add_up
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
+	scripts/bounded 20m $(CARGO) test --locked -p orrery-hijack --test stacks
 	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz
 	$(CARGO) build --release --locked -p orrery-cli
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \

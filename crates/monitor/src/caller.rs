@@ -49,6 +49,8 @@ pub(crate) struct Credentials {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
     pub(crate) process: i32,
+    /// The same process in the caller's own PID namespace.
+    pub(crate) own_process: i32,
     pub(crate) parent: i32,
     pub(crate) umask: u32,
     pub(crate) credentials: Credentials,
@@ -113,6 +115,7 @@ impl Status {
         let pending = mask("SigPnd")? | mask("ShdPnd")?;
         Some(Self {
             process: field("Tgid")?.parse().ok()?,
+            own_process: field("NStgid").or(field("Tgid"))?.split_whitespace().last()?.parse().ok()?,
             parent: field("PPid")?.parse().ok()?,
             umask: u32::from_str_radix(field("Umask").unwrap_or("022"), 8).ok()?,
             credentials: Credentials {

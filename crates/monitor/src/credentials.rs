@@ -75,6 +75,20 @@ pub(crate) fn keep(capabilities: u64) -> Result<(), Errno> {
     set_effective(effective & (capabilities | MINE))
 }
 
+/// Calls a function with these capabilities besides, as far as they are permitted.
+pub(crate) fn with<R>(capabilities: u64, call: impl FnOnce() -> R) -> R {
+    let raised = rustix::thread::capabilities(None).map(|sets| sets.effective.bits()).and_then(|before| {
+        set_effective(before | capabilities)?;
+        Ok(before)
+    });
+    let result = call();
+    if raised.is_ok_and(|before| set_effective(before).is_err()) {
+        // As in `AssumedCredentials`.
+        std::process::abort();
+    }
+    result
+}
+
 /// Sets this thread's effective capabilities, as far as they are permitted.
 fn set_effective(wanted: u64) -> Result<(), Errno> {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};

@@ -226,3 +226,69 @@ fn rules_about_addresses_are_held_by_every_way() {
     assert_eq!(ways(&output), [""; 0], "{}", text(&output.stderr));
     assert_eq!(outside.received(), 0);
 }
+
+/// Sends messages in all ways, and prints who each of them was from, as the receiver was told: nothing else may be claimed.
+const SENDERS: &str = "
+import os, socket, struct
+PIPES = [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM]
+who = lambda: (os.getpid(), os.getuid(), os.getgid())
+def told(b):
+    data, control, *_ = b.recvmsg(10, 200)
+    found = [c for c in control if c[1] == 2]
+    files = [c for c in control if c[1] == 1]
+    [os.close(*struct.unpack('i', c[2])) for c in files]
+    return struct.unpack('3i', found[0][2]), data, len(files)
+def claim(pid, uid, gid): return [(socket.SOL_SOCKET, 2, struct.pack('3i', pid, uid, gid))]
+def exchange(kind):
+    a, b = socket.socketpair(socket.AF_UNIX, kind)
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ways = {
+        'plain': lambda: a.sendmsg([b'x']),
+        'file': lambda: a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack('i', 1))]),
+        'claimed': lambda: a.sendmsg([b'x'], claim(*who())),
+    }
+    for name, send in ways.items():
+        send()
+        sender, data, files = told(b)
+        print(kind, name, sender[0] == os.getpid(), sender[1:] == who()[1:], data, files)
+        if os.fork() == 0:
+            send()
+            os._exit(0)
+        child = os.wait()[0]
+        sender = told(b)[0]
+        print(kind, name, sender[0] == child, sender[1:] == who()[1:])
+    pid, uid, gid = who()
+    for name, wrong in {'pid': (os.getppid(), uid, gid), 'uid': (pid, uid + 5, gid), 'gid': (pid, uid, gid + 5)}.items():
+        try: print(kind, 'as another', name, a.sendmsg([b'x'], claim(*wrong)))
+        except OSError as error: print(kind, 'as another', name, error.errno)
+for kind in PIPES: exchange(kind)
+";
+
+#[test]
+fn messages_are_from_the_program_and_nobody_is_somebody_else() {
+    let python = "/usr/bin/python3";
+    for user in User::ALL {
+        let scene = Scene::ordinary();
+        // Each message is looked at, as each may go to an address of its own.
+        scene.change(|policy| format!("{policy}\n[network]\nconnect = [\"unix:@somebody\"]\n"));
+        let words = ["-c".to_owned(), SENDERS.to_owned()];
+        let Some(output) = scene.run_as(user, &[], python, &words) else { continue };
+        let told = text(&output.stdout);
+        assert!(output.status.success(), "{user:?}: {output:?}");
+        // What the kernel lets no ordinary user say is the process.
+        let names_process = user == User::Current && crate::scene::is_superuser();
+        for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
+            let process = if names_process { "True" } else { "False" };
+            for (way, files) in [("plain", 0), ("file", 1), ("claimed", 0)] {
+                assert!(
+                    told.contains(&format!("{kind} {way} {process} True b'x' {files}\n")),
+                    "{user:?}: {told}"
+                );
+                assert!(told.contains(&format!("{kind} {way} {process} True\n")), "{user:?}: {told}");
+            }
+            for claim in ["pid", "uid", "gid"] {
+                assert!(told.contains(&format!("{kind} as another {claim} 1\n")), "{user:?}: {told}");
+            }
+        }
+    }
+}

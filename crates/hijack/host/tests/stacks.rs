@@ -144,6 +144,42 @@ fn sanitized_programs_are_the_same() {
     });
 }
 
+/// A browser ends where the least stack of a thread is no 16 KiB, has threads by the hundred, protection keys, small stacks, and
+/// processes that tell each other who they are by messages (`--enforce`).
+#[test]
+fn a_browser_renders_a_page() {
+    if !orrery_testing::is_there("chromium") {
+        return;
+    }
+    in_all_ways(|directory, ways| {
+        let page = directory.join("page.html");
+        let text = "<p id=p>before</p><script>p.textContent = [1, 2, 3].map(a => a * a).join()</script>";
+        fs::write(&page, text).unwrap();
+        let enforced = directory.join("enforced");
+        fs::write(&enforced, "[[rule]]\ncall = '%file'\npath = '/secret/**'\ndeny = 'EACCES'\n").unwrap();
+        let enforced = ["run", "--enforce", "--policy", enforced.to_str().unwrap()].map(str::to_owned);
+        let home = directory.join("home");
+        fs::create_dir(&home).unwrap();
+        let (home, page) = (format!("HOME={}", home.display()), format!("file://{}", page.display()));
+        let words =
+            ["env", &home, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", &page];
+        let rendered = |(output, errors, code, _): (String, String, Option<i32>, Option<i32>)| {
+            assert!(output.contains("<p id=\"p\">1,4,9</p>"), "{output}\n{errors}");
+            code
+        };
+        let expected = rendered(run(&words));
+        // Finding callers among the thousands of mappings of its processes takes a minute.
+        let mut ways: Vec<_> = ways.iter().filter(|way| !way.contains(&"-k".to_owned())).cloned().collect();
+        // Only the superuser's monitor sends messages in the program's name.
+        if rustix::process::geteuid().is_root() {
+            ways.push(enforced.to_vec());
+        }
+        for way in &ways {
+            assert_eq!(rendered(run(&with(way, &words))), expected, "{way:?}");
+        }
+    });
+}
+
 /// Programs that provide an alternate stack may run on stacks of 2 KiB (Go): nothing writes below these, whichever calls are named.
 #[test]
 fn small_stacks_are_not_overflowed() {

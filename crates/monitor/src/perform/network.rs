@@ -12,6 +12,9 @@
 //! | no address (`0.0.0.0`, `::`, `::ffff:0.0.0.0`) as a destination | the socket's own address, or the loopback address |
 //! | listen(2) on an internet socket that is not bound | any free port at the socket's address, usually all addresses |
 //! | bind(2) of a Unix socket to nothing but the family | a free abstract name |
+//!
+//! Who receives a message of a Unix socket may ask who sent it (`SO_PASSCRED`, `SO_PASSPIDFD`; unix(7)). That is the program, which the
+//! kernel takes from a monitor alone that has `CAP_SYS_ADMIN`; from others it is the monitor, with the program's ids.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,6 +26,8 @@ use syscalls::{Sysno, syscall};
 
 use super::stat::by_number;
 use crate::answer::{Answer, Outcome};
+use crate::caller::Status;
+use crate::credentials;
 use crate::file::{DirectoryEntry, Location};
 use crate::landlock;
 use crate::log::Event;
@@ -471,11 +476,22 @@ struct Message {
     control: Vec<u8>,
     /// The files whose descriptors the control data has.
     _files: Vec<OwnedFd>,
+    /// Of a Unix socket: who sends it.
+    sender: Option<libc::ucred>,
     flags: i32,
 }
 
 impl Message {
     fn send(&self, socket: &OwnedFd) -> Result<usize, Errno> {
+        let Some(sender) = &self.sender else { return self.send_with(socket, &self.control) };
+        let control = [self.control.as_slice(), &sent_by(sender)].concat();
+        match credentials::with(NAMES_SENDERS, || self.send_with(socket, &control)) {
+            Err(Errno::PERM) => self.send_with(socket, &self.control),
+            result => result,
+        }
+    }
+
+    fn send_with(&self, socket: &OwnedFd, control: &[u8]) -> Result<usize, Errno> {
         let part = libc::iovec { iov_base: self.data.as_ptr().cast_mut().cast(), iov_len: self.data.len() };
         let address = self.address.as_ref().map(|address| address.bytes.as_slice()).unwrap_or_default();
         // SAFETY: the structure consists of numbers and pointers, for which zero is good.
@@ -485,13 +501,28 @@ impl Message {
         header.msg_namelen = u32::try_from(address.len()).unwrap_or(0);
         header.msg_iov = (&raw const part).cast_mut();
         header.msg_iovlen = 1;
-        header.msg_control = self.control.as_ptr().cast_mut().cast();
-        header.msg_controllen = self.control.len();
+        header.msg_control = control.as_ptr().cast_mut().cast();
+        header.msg_controllen = control.len();
         // The monitor is not to die of a broken pipe.
         let flags = self.flags | libc::MSG_NOSIGNAL;
         // SAFETY: everything that the header points to lives, and is as long as stated.
         unsafe { syscall!(Sysno::sendmsg, socket.as_raw_fd(), &raw const header, flags) }.map_err(errno)
     }
+}
+
+/// What the kernel wants of whom sends in the name of another process, or of other ids (unix(7)): `CAP_SETGID`, `CAP_SETUID`,
+/// `CAP_SYS_ADMIN`.
+const NAMES_SENDERS: u64 = 1 << 6 | 1 << 7 | 1 << 21;
+
+/// Control data that says who sends a message.
+fn sent_by(sender: &libc::ucred) -> Vec<u8> {
+    let length = HEADER + size_of::<libc::ucred>();
+    let mut bytes = length.to_ne_bytes().to_vec();
+    bytes.extend([libc::SOL_SOCKET, libc::SCM_CREDENTIALS].into_iter().flat_map(i32::to_ne_bytes));
+    bytes.extend(sender.pid.to_ne_bytes());
+    bytes.extend([sender.uid, sender.gid].into_iter().flat_map(u32::to_ne_bytes));
+    bytes.resize(length.next_multiple_of(size_of::<usize>()), 0);
+    bytes
 }
 
 /// Flags that ask for a connection besides (`MSG_FASTOPEN`), or that tie memory which is not the monitor's
@@ -526,7 +557,9 @@ pub(super) fn sendto(syscall: &Syscall<'_>) -> Outcome {
     let length = usize::try_from(syscall.argument(2)).map_err(|_| Errno::INVAL)?;
     let mut data = vec![0; bounded(length, &socket)?];
     memory::read(syscall.notification.thread, syscall.argument(1), &mut data)?;
-    let message = Message { address, data, control: Vec::new(), _files: Vec::new(), flags: syscall.int(3) };
+    let sender = sender(syscall, &socket, None)?;
+    let message =
+        Message { address, data, control: Vec::new(), _files: Vec::new(), sender, flags: syscall.int(3) };
     send(syscall, socket, message)
 }
 
@@ -594,37 +627,93 @@ fn copied(syscall: &Syscall<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> 
         usize::try_from(word(&header, 40)).ok().filter(|length| *length <= CONTROL).ok_or(Errno::NOBUFS)?;
     let mut control = vec![0_u8; if word(&header, 32) == 0 { 0 } else { length }];
     memory::read(thread, word(&header, 32), &mut control)?;
-    let files = adopt(syscall, &mut control)?;
-    Ok(Message { address, data, control, _files: files, flags })
+    let Adopted { control, files, given } = adopt(syscall, &control)?;
+    let sender = sender(syscall, socket, given)?;
+    Ok(Message { address, data, control, _files: files, sender, flags })
 }
 
-/// Fetches the files that go along with a message, and puts the monitor's descriptors in place of the caller's.
-fn adopt(syscall: &Syscall<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
-    const HEADER: usize = size_of::<libc::cmsghdr>();
-    let mut files = Vec::new();
+/// Who sends a message: the caller, or who it says that it is, as far as it may.
+///
+/// # Errors
+/// `EPERM`, as unix(7) has it.
+fn sender(
+    syscall: &Syscall<'_>,
+    socket: &OwnedFd,
+    given: Option<libc::ucred>,
+) -> Result<Option<libc::ucred>, Errno> {
+    if domain(socket) != Some(libc::AF_UNIX) {
+        return Ok(None);
+    }
+    let Status { process, own_process, credentials: who, .. } = Status::of(syscall.notification.thread)?;
+    let own = libc::ucred { pid: process, uid: who.real_user, gid: who.real_group };
+    let Some(given) = given else { return Ok(Some(own)) };
+    let may = |capability: u32| who.capabilities & 1 << capability != 0;
+    let pid = if given.pid == own_process { process } else { given.pid };
+    let permitted = (pid == process || may(21))
+        && ([who.real_user, who.user].contains(&given.uid) || may(7))
+        && ([who.real_group, who.group].contains(&given.gid) || may(6));
+    if permitted { Ok(Some(libc::ucred { pid, ..given })) } else { Err(Errno::PERM) }
+}
+
+/// Bytes before what an item of control data holds (cmsg(3)).
+const HEADER: usize = size_of::<libc::cmsghdr>();
+
+/// Control data, as the monitor sends it.
+struct Adopted {
+    control: Vec<u8>,
+    files: Vec<OwnedFd>,
+    /// Who the caller says it is.
+    given: Option<libc::ucred>,
+}
+
+/// Fetches the files that go along with a message, puts the monitor's descriptors in place of the caller's, and takes out who the
+/// caller says that it is.
+fn adopt(syscall: &Syscall<'_>, control: &[u8]) -> Result<Adopted, Errno> {
+    let mut adopted = Adopted { control: Vec::with_capacity(control.len()), files: Vec::new(), given: None };
     let mut at = 0;
     while let Some(header) = control.get(at..at + HEADER) {
         let length = usize::from_ne_bytes(std::array::from_fn(|byte| header[byte]));
         let number = |from: usize| i32::from_ne_bytes(std::array::from_fn(|byte| header[from + byte]));
-        if length < HEADER || at.checked_add(length).is_none_or(|end| end > control.len()) {
-            return Err(Errno::INVAL);
-        }
+        let end = at.checked_add(length).filter(|end| length >= HEADER && *end <= control.len());
+        let end = end.ok_or(Errno::INVAL)?;
+        let padded = length.next_multiple_of(size_of::<usize>());
         if is_route(number(8), number(12)) {
             syscall.refuse(&Event::Call { reason: "packets would take a route that no policy lists" });
             return Err(Errno::PERM);
         }
-        let rights = (number(8), number(12)) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-        if rights {
-            for place in control[at + HEADER..at + length].chunks_exact_mut(4) {
-                let theirs = i32::from_ne_bytes(std::array::from_fn(|byte| place[byte]));
-                let file = syscall.caller()?.descriptor(theirs)?;
-                place.copy_from_slice(&file.as_raw_fd().to_ne_bytes());
-                files.push(file);
+        let data = &control[at + HEADER..end];
+        if (number(8), number(12)) == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
+            adopted.given = Some(claimed(data)?);
+        } else {
+            adopted.control.extend(header);
+            if (number(8), number(12)) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                for place in data.chunks_exact(4) {
+                    let theirs = i32::from_ne_bytes(std::array::from_fn(|byte| place[byte]));
+                    let file = syscall.caller()?.descriptor(theirs)?;
+                    adopted.control.extend(file.as_raw_fd().to_ne_bytes());
+                    adopted.files.push(file);
+                }
+            } else {
+                adopted.control.extend(data);
             }
+            let whole = adopted.control.len().next_multiple_of(size_of::<usize>());
+            adopted.control.resize(whole, 0);
         }
-        at += length.next_multiple_of(size_of::<usize>());
+        at += padded;
     }
-    Ok(files)
+    Ok(adopted)
+}
+
+/// A `struct ucred` in control data.
+fn claimed(data: &[u8]) -> Result<libc::ucred, Errno> {
+    let word = |at: usize| {
+        let bytes = data.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
+        Ok(u32::from_ne_bytes(bytes))
+    };
+    if data.len() != size_of::<libc::ucred>() {
+        return Err(Errno::INVAL);
+    }
+    Ok(libc::ucred { pid: word(0)?.cast_signed(), uid: word(4)?, gid: word(8)? })
 }
 
 /// Protocols whose sockets go where connect(2) and messages say, and nowhere else: SCTP, for one, takes addresses by
