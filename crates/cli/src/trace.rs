@@ -1,5 +1,6 @@
 //! `orrery trace`: what system calls a program makes: each of them, or how often and for how long.
 
+mod callers;
 mod clock;
 mod forward;
 mod line;

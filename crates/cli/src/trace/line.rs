@@ -7,13 +7,13 @@ use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
 use orrery_hijack::decode::{Described, error_name, signal_name};
-use orrery_hijack::{CodeLocations, Event, State};
+use orrery_hijack::{Event, State};
 use serde_json::json;
 
+use super::callers::Callers;
 use super::clock::{self, Clock};
 use super::pending::{Pending, Unfinished};
 use super::thread_files::ThreadFiles;
-use crate::faults::places;
 
 /// How many bytes are written at a time, about.
 const ENOUGH: usize = 64 << 10;
@@ -52,9 +52,7 @@ pub(crate) struct Writer {
     begun: HashMap<u32, Event>,
     /// When the call of the line before began.
     last: Option<u64>,
-    /// What lay where in each thread's process when that was last asked.
-    maps: HashMap<u32, Vec<u8>>,
-    locations: CodeLocations,
+    callers: Callers,
     /// Where calls that have not returned are looked for.
     pending: Option<Pending>,
     /// Where lines go, if each thread has a file of its own.
@@ -70,8 +68,7 @@ impl Writer {
             clock,
             begun: HashMap::new(),
             last: None,
-            maps: HashMap::new(),
-            locations: CodeLocations::default(),
+            callers: Callers::default(),
             pending: None,
             files: None,
         }
@@ -256,13 +253,11 @@ impl Writer {
     }
 
     fn callers(&mut self, call: &Event) -> io::Result<()> {
-        let maps = self.maps.entry(call.thread()).or_default();
-        let now = places::maps(call.thread());
-        if !now.is_empty() {
-            *maps = now;
+        for caller in self.callers.describe(call) {
+            writeln!(self.lines, "{:>7}  > {caller}", "")?;
         }
-        for caller in call.callers().into_iter().filter(|caller| *caller != 0) {
-            writeln!(self.lines, "{:>7}  > {}", "", self.locations.describe(maps, caller))?;
+        if matches!(call.name().as_str(), "execve" | "execveat" | "exit" | "exit_group") {
+            self.callers.forget(call.thread());
         }
         Ok(())
     }
