@@ -9,6 +9,7 @@ mod facility;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -44,17 +45,39 @@ fn seen(output: &Output) -> (String, String, Option<i32>, Option<i32>) {
     (text(&output.stdout), text(&output.stderr), output.status.code(), output.status.signal())
 }
 
+/// Becomes a user without rights, which only the superuser does.
+const NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
+
+/// Checks that cases of the program are the same natively and in these ways, for whoever runs the tests and for an ordinary user.
 fn assert_same(ways: &[&[&str]], cases: &[&str]) {
     if facility::is_missing() {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = orrery_testing::PublicDirectory::new();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let program = hostile(directory.path());
-    for case in cases {
-        let words = [program.to_str().unwrap(), case];
-        let expected = seen(&with(&[], directory.path(), &words));
-        for way in ways {
-            assert_eq!(seen(&with(way, directory.path(), &words)), expected, "{case}, {way:?}");
+    // Others may not enter the checkout.
+    let orrery = directory.copy(*ORRERY);
+    let mut users: Vec<&[&str]> = vec![&[]];
+    if rustix::process::geteuid().is_root() {
+        users.push(&NOBODY);
+    } else {
+        orrery_testing::skipped!("an ordinary user beside another: only the superuser becomes one");
+    }
+    for user in users {
+        for case in cases {
+            let words = [program.to_str().unwrap(), case];
+            let run = |way: &[&str]| {
+                let executive = if way.is_empty() { None } else { Some(orrery.to_str().unwrap()) };
+                let end = if way.is_empty() { None } else { Some("--") };
+                let words =
+                    user.iter().copied().chain(executive).chain(way.iter().copied()).chain(end).chain(words);
+                seen(&with(&[], directory.path(), &words.collect::<Vec<_>>()))
+            };
+            let expected = run(&[]);
+            for way in ways {
+                assert_eq!(run(way), expected, "{user:?}, {case}, {way:?}");
+            }
         }
     }
 }
