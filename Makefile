@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap run build install uninstall deb test check bench bench-known bench-build compare promises docs soak fmt clean
+.PHONY: help bootstrap run build install uninstall deb test fuzz check bench bench-known bench-build compare promises docs soak fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,13 +56,20 @@ test: check ## formatting, lints, documentation without warnings, all tests
 	$(CARGO) build --workspace --locked
 	$(ONE_TEST)='timeout --foreground --kill-after=10 8m' \
 	    scripts/bounded 35m $(CARGO) test --workspace --locked
+	@# The same inputs each time, so that a failure can be had again.
+	scripts/bounded 10m scripts/fuzz --stable --seed 1
+
+fuzz: bootstrap ## fuzz the parsers of others' bytes: T='NAME ...', S=SECONDS of each; INPUT=FILE tries that again
+	@$(if $(INPUT),scripts/fuzz --again $(T) $(abspath $(INPUT)),scripts/fuzz --seconds $(or $(S),20) $(T))
 
 check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	scripts/c-format
 	scripts/circles
 	scripts/links
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 
 bench: bench-known bench-build ## measure beside the rivals: all, or one with B=NAME; QUICK=1 takes 45 s each
@@ -96,6 +103,9 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 
 soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, CRASHES=50 kernels (SEED=1)
 	@scripts/bootstrap soak deb
+	scripts/left-behind save '$(abspath $(TARGET))/soak/before.json'
+	scripts/sanitize
+	scripts/miri
 	ORRERY_RUNS=$(or $(RUNS),1000000) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-rollback --test rollback -- runs_leave_nothing_behind
 	ORRERY_CASES=$(or $(CASES),5000) scripts/bounded 60m \
@@ -129,9 +139,11 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    scripts/bounded 20m scripts/bare-machine --suite $$suite --packages '$(abspath $(TARGET))/deb' || exit 1; \
 	done
 	scripts/bounded 150m scripts/bare-machine
+	scripts/left-behind check '$(abspath $(TARGET))/soak/before.json'
 
 fmt: bootstrap ## give all sources their shape
 	$(CARGO) fmt --all
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml
 	scripts/c-format --fix
 
 clean: ## remove what was built, except the tools of `make docs`

@@ -232,6 +232,7 @@ impl Build {
         let libraries = library_folder();
         let mut command = Command::new(self.compiler.of(source));
         command.args(["-Wall", "-Wextra", "-Werror", "-g", self.level, "-D_GNU_SOURCE"]);
+        command.args(orrery_testing::sanitizers());
         if source.extension().is_some_and(|extension| extension == "c") {
             command.arg("-std=c11");
         }

@@ -102,12 +102,13 @@ impl MappedMemory {
         Ok(Self { map, segments, vmcoreinfo: None })
     }
 
-    /// Memory whose segments lie at given places of a file that is already mapped; places outside it are cut off.
+    /// Memory whose segments lie at given places of a file that is already mapped; places outside it, and addresses that no processor has, are
+    /// cut off.
     pub(crate) fn with_segments(map: MmapRaw, mut segments: Vec<Segment>) -> Self {
         let end = map.len() as u64;
         for segment in &mut segments {
             segment.offset = segment.offset.min(end);
-            let most = (end - segment.offset).min(u64::MAX - segment.physical);
+            let most = (end - segment.offset).min(ADDRESSES.saturating_sub(segment.physical));
             segment.length = segment.length.min(most);
         }
         segments.retain(|segment| segment.length > 0);
@@ -131,6 +132,9 @@ impl MappedMemory {
         Self { vmcoreinfo, ..self }
     }
 }
+
+/// How many physical addresses there are (Intel SDM, volume 3, 4.1.4: MAXPHYADDR is 52 at most).
+const ADDRESSES: u64 = 1 << 52;
 
 /// Maps a whole file for reading.
 pub(crate) fn map(path: &Path) -> Result<MmapRaw> {
@@ -260,6 +264,17 @@ mod tests {
         assert_eq!(memory.segments()[0], Segment { physical: 0, length: 96, offset: 4000 });
         assert_eq!(memory.segments()[1], Segment { physical: 96, length: 14, offset: 106 });
         assert_eq!(memory.segments().len(), 2);
+    }
+
+    #[test]
+    fn addresses_that_no_processor_has_are_cut() {
+        let file = pattern(4096);
+        let segments = [(ADDRESSES - 100, 4096), (ADDRESSES, 1), (u64::MAX - 256, 100)]
+            .map(|(physical, length)| Segment { physical, length, offset: 0 });
+        let memory = MappedMemory::with_segments(map(file.path()).unwrap(), segments.to_vec());
+        assert_eq!(memory.segments(), [Segment { physical: ADDRESSES - 100, length: 100, offset: 0 }]);
+        // The scan rounds addresses up.
+        assert_eq!(crate::Vmcoreinfo::scan(&memory), []);
     }
 
     #[test]

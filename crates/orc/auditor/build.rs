@@ -20,6 +20,7 @@ const SOURCES: [&str; 11] = [
 fn main() {
     println!("cargo::rerun-if-changed=c");
     println!("cargo::rerun-if-env-changed=CC");
+    println!("cargo::rerun-if-env-changed=ORRERY_SANITIZE");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("liborrery-orc.so");
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(&compiler);
@@ -30,6 +31,10 @@ fn main() {
     // Few segments: each is a mapping to be made when a program starts.
     command.args(["-Wl,-z,defs,-z,now,-z,norelro,-z,noseparate-code,--hash-style=gnu,--build-id=none"]);
     command.arg("-Wl,-soname,liborrery-orc.so");
+    // There is no room for a sanitizer's library: undefined behavior is an illegal instruction (`scripts/sanitize`).
+    if std::env::var("ORRERY_SANITIZE").is_ok_and(|names| names.contains("undefined")) {
+        command.args(["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]);
+    }
     command.args(SOURCES.map(|name| format!("c/{name}.c"))).arg("-o").arg(&out);
     let built = command.status();
     assert!(

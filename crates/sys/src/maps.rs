@@ -96,9 +96,11 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Returns the offset in the file of the byte at `address`; `None` if the mapping does not cover the address.
+    /// Returns the offset in the file of the byte at `address`; `None` if the mapping does not cover the address, or the offset is none
+    /// that a file can have.
     pub fn offset_of(&self, address: usize) -> Option<u64> {
-        self.range.contains(address).then(|| self.offset + (address - self.range.start) as u64)
+        let within = self.range.contains(address).then(|| address - self.range.start)?;
+        self.offset.checked_add(within as u64)
     }
 }
 
@@ -470,6 +472,9 @@ mod tests {
         let found: Vec<_> = entries(text).collect();
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].offset_of(0x2010), found[0].offset_of(0x3000)), (Some(0x2010), None));
+        // A file may call itself anything, also the end of such a line.
+        let odd = Entry::parse(b"1000-2000 r--p fffffffffffffff0 00:00 1 /x").unwrap();
+        assert_eq!((odd.offset_of(0x100f), odd.offset_of(0x1010)), (Some(u64::MAX), None));
         assert_eq!(found[1].name, b"");
     }
 

@@ -45,6 +45,18 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
+/// Returns the arguments by which compilers add the sanitizers that `ORRERY_SANITIZE` names (`undefined`, `address`), which end a program
+/// at its first fault; none where it is not set.
+#[must_use]
+pub fn sanitizers() -> Vec<String> {
+    let Ok(names) = std::env::var("ORRERY_SANITIZE") else { return Vec::new() };
+    vec![
+        format!("-fsanitize={names}"),
+        "-fno-sanitize-recover=all".to_owned(),
+        "-fno-omit-frame-pointer".to_owned(),
+    ]
+}
+
 /// Compiles one C or C++ program with warnings as errors.
 ///
 /// ```no_run
@@ -67,6 +79,10 @@ impl Compiler {
     pub fn named(driver: &str) -> Self {
         let mut command = Command::new(driver);
         command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror"]);
+        // Sanitizers need glibc.
+        if !driver.starts_with("musl") {
+            command.args(sanitizers());
+        }
         Self { command }
     }
 

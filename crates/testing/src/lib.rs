@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-pub use build::{Compiler, built, root, target_directory};
+pub use build::{Compiler, built, root, sanitizers, target_directory};
 pub use cases::{Case, TRACKERS, run};
 pub use user::PublicDirectory;
 pub use wait::{PATIENCE, eventually, until};

@@ -156,12 +156,15 @@ fn find_program(name: &str) -> Option<PathBuf> {
 pub(crate) fn tools() -> &'static Path {
     static TOOLS: OnceLock<PathBuf> = OnceLock::new();
     TOOLS.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vault-provider");
+        let sanitizers = orrery_testing::sanitizers().join(" ");
+        let name = if sanitizers.is_empty() { "vault-provider" } else { "vault-provider-sanitized" };
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::create_dir_all(&folder).unwrap();
         let library = Path::new(env!("CARGO_BIN_EXE_orrery")).with_file_name("liborrery.a");
         assert!(library.is_file(), "{} is not there: cargo build -p orrery-capi", library.display());
         let mut make = Command::new("make");
         make.arg("-C").arg(root().join("integrations/openssl")).arg("LDFLAGS=-s");
+        make.arg(format!("CFLAGS=-O2 -g {sanitizers}"));
         make.arg(format!("OUT={}", folder.display())).arg(format!("LIBORRERY={}", library.display()));
         succeed(&mut make);
         folder

@@ -52,6 +52,8 @@ pub mod decode;
 mod error;
 mod events;
 mod futex;
+#[doc(hidden)]
+pub mod fuzzing;
 mod image;
 mod inject;
 mod instruction_boundaries;

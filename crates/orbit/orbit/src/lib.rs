@@ -50,6 +50,8 @@ mod exception;
 mod findings;
 mod flags;
 mod future;
+#[doc(hidden)]
+pub mod fuzzing;
 mod limit;
 mod orbit;
 mod policy;
