@@ -56,6 +56,7 @@ test: check ## formatting, lints, documentation without warnings, all tests
 	$(CARGO) build --workspace --locked
 	$(ONE_TEST)='timeout --foreground --kill-after=10 8m' \
 	    scripts/bounded 35m $(CARGO) test --workspace --locked
+	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) test --release --manifest-path fuzz/Cargo.toml --locked
 	@# The same inputs each time, so that a failure can be had again.
 	scripts/bounded 10m scripts/fuzz --stable --seed 1
 

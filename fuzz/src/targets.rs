@@ -15,28 +15,36 @@ pub const TARGETS: &[Target] = &[
     Target::new("kernel_image", files::kernel_image).with_seeds(files::kernel_images).up_to(16 << 10),
     Target::new("maps", files::maps),
     Target::new("orbit_update", messages::orbit_update),
-    Target::new("orc_reply", messages::orc_reply),
+    Target::new("orc_reply", messages::orc_reply).with_seeds(messages::orc_replies),
     Target::new("orc_request", messages::orc_request),
     Target::new("policy", policies::document),
     Target::new("rewriting", files::rewriting).up_to(64),
     Target::new("unit", files::unit),
+    Target::new("vault_message", messages::vault_message),
+    Target::new("warm_reply", messages::warm_reply).with_seeds(messages::warm_replies),
+    Target::new("warm_request", messages::warm_request).with_seeds(messages::warm_requests),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn corpus(target: &Target) -> Vec<Vec<u8>> {
+        let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
+        let files = std::fs::read_dir(directory).into_iter().flatten();
+        let mut inputs: Vec<_> = files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+        inputs.extend((target.seeds)());
+        inputs
+    }
+
     #[test]
     fn each_target_has_a_file_and_a_corpus_and_passes_on_that() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         for target in TARGETS {
-            let file = root.join("fuzz_targets").join(target.name).with_extension("rs");
-            let text = std::fs::read_to_string(&file).unwrap();
-            assert!(text.contains(&format!("run(\"{}\", input)", target.name)), "{}", file.display());
-            let corpus = std::fs::read_dir(root.join("corpus").join(target.name)).unwrap();
-            let mut inputs: Vec<_> =
-                corpus.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect();
-            inputs.extend((target.seeds)());
+            let file =
+                std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz_targets").join(target.name);
+            let text = std::fs::read_to_string(file.with_extension("rs")).unwrap();
+            assert!(text.contains(&format!("run(\"{}\", input)", target.name)), "{}", target.name);
+            let inputs = corpus(target);
             assert!(inputs.len() > 1, "{} has no corpus", target.name);
             for input in inputs {
                 assert!(input.len() <= target.longest, "{}", target.name);
@@ -44,5 +52,31 @@ mod tests {
             }
         }
         assert!(TARGETS.is_sorted_by_key(|target| target.name));
+    }
+
+    /// Mutations of what is refused at its beginning reach nothing further on.
+    #[test]
+    fn corpora_hold_what_is_accepted() {
+        use orrery_orthros_wire::{Report, Request};
+        use orrery_warm::protocol as warm;
+        let text = |input: &[u8]| String::from_utf8(input.to_vec()).unwrap();
+        let accepted = |name: &str, accepts: &dyn Fn(&[u8]) -> bool| {
+            let inputs = corpus(crate::target(name).unwrap());
+            (inputs.iter().filter(|input| accepts(input)).count(), inputs.len())
+        };
+        let all = |name: &str, accepts: &dyn Fn(&[u8]) -> bool| {
+            let (count, of) = accepted(name, accepts);
+            assert_eq!(count, of, "{name}");
+        };
+        all("executive_policy", &|input| orrery_hijack::Policy::parse(&text(input), "").is_ok());
+        all("guard_policy", &|input| orrery_monitor::Policy::parse(&text(input)).is_ok());
+        all("policy", &|input| orrery_policy::Document::parse(&text(input), "").is_ok());
+        all("orc_request", &|input| orrery_orc_wire::protocol::decode_request(input).is_ok());
+        all("orc_reply", &|input| orrery_orc_wire::protocol::decode_reply(input).is_some());
+        all("guest_report", &|input| orrery_orthros_wire::decode::<Report>(input).is_ok());
+        all("guest_request", &|input| orrery_orthros_wire::decode::<Request>(input).is_ok());
+        all("warm_reply", &|input| warm::decode::<warm::Reply>(input).is_ok());
+        assert!(accepted("warm_request", &|input| warm::decode::<warm::Request<'_>>(input).is_ok()).0 >= 4);
+        assert!(accepted("warm_request", &|input| warm::decode::<warm::Question>(input).is_ok()).0 >= 2);
     }
 }

@@ -1,7 +1,13 @@
 //! Messages of other processes.
 
-use orrery_orc_wire::protocol::{Reply, Request, decode_reply, decode_request};
+use std::time::Duration;
+
+use orrery_orc_wire::ObjectId;
+use orrery_orc_wire::protocol::{
+    FileRangeReply, Handle, Refusal, Reply, Request, decode_reply, decode_request,
+};
 use orrery_orthros_wire as guest;
+use orrery_warm::protocol as warm;
 use serde::{Deserialize, Serialize};
 
 /// What clients of the store send: what was decoded is encoded as something that is decoded to the same.
@@ -16,6 +22,24 @@ pub(super) fn orc_reply(input: &[u8]) {
     let Some((tag, reply)) = decode_reply(input) else { return };
     let encoded: Vec<u8> = Reply::encode(&reply, tag);
     assert_eq!(decode_reply(&encoded), Some((tag, reply)));
+}
+
+/// One reply of each kind.
+pub(super) fn orc_replies() -> Vec<Vec<u8>> {
+    let handle = Handle { id: ObjectId::of(b"object"), offset: 4096, length: 100, flags: 1 };
+    let range = FileRangeReply { refusal: Some(Refusal::Quota), duplicate: true, offset: 8192 };
+    [
+        Reply::Handle(handle),
+        Reply::Released,
+        Reply::FileRanges(vec![range, FileRangeReply { refusal: None, ..range }]),
+        Reply::Report { length: 7 },
+        Reply::PlacementTable { length: 4096 },
+        Reply::Refused(Refusal::Mismatch),
+        Reply::Restarted,
+    ]
+    .iter()
+    .map(|reply| reply.encode(9))
+    .collect()
 }
 
 /// What a host sends into a guest.
@@ -40,6 +64,83 @@ fn again<T: for<'l> Deserialize<'l> + Serialize>(input: &[u8]) -> Option<(T, T)>
         guest::decode(&encoded).unwrap_or_else(|error| panic!("cannot decode what was encoded: {error}"));
     Some((message, decoded))
 }
+
+/// What programs ask of a vault's keeper, and what they take for its answers.
+pub(super) fn vault_message(input: &[u8]) {
+    orrery_vault::fuzzing::message(input);
+}
+
+/// What clients ask of warm interpreters.
+pub(super) fn warm_request(input: &[u8]) {
+    if let Ok(request) = warm::decode::<warm::Request<'_>>(input) {
+        let frame = warm::encode(&request);
+        // Longer ones are refused before they are decoded.
+        let Ok(frame) = frame else { return };
+        let again = warm::decode::<warm::Request<'_>>(&frame[WARM_HEADER..]);
+        assert!(again.is_ok_and(|again| again == request));
+    }
+    if let Ok(question) = warm::decode::<warm::Question>(input) {
+        let frame = warm::encode(&question).unwrap_or_default();
+        assert!(warm::decode(&frame[WARM_HEADER..]).is_ok_and(|again: warm::Question| again == question));
+    }
+}
+
+/// What a server of warm interpreters, or who takes its place, answers.
+pub(super) fn warm_reply(input: &[u8]) {
+    if let Ok(reply) = warm::decode::<warm::Reply>(input) {
+        let Ok(frame) = warm::encode(&reply) else { return };
+        assert!(warm::decode(&frame[WARM_HEADER..]).is_ok_and(|again: warm::Reply| again == reply));
+    }
+}
+
+/// A request of each kind, and a question of each.
+pub(super) fn warm_requests() -> Vec<Vec<u8>> {
+    let program = [
+        warm::Program::Script { path: b"/tmp/x.py" },
+        warm::Program::Command { text: b"print(1)" },
+        warm::Program::Module { name: b"a.b" },
+        warm::Program::Stdin { dash: true },
+    ];
+    let request = |program| warm::Request {
+        id: warm::RequestId([7; 16]),
+        program,
+        arguments: vec![b"a", b""],
+        environment: b"A=1\0B=2\0",
+        directory: b"/home",
+        umask: 0o22,
+        streams: 7,
+        ignored_signals: 1 << 12,
+        options: warm::Options { warnings: vec![b"error"], ..warm::Options::default() },
+    };
+    let requests = program.map(|program| body(warm::encode(&request(program))));
+    let questions = [warm::Question::Fate(warm::RequestId([7; 16])), warm::Question::Health];
+    requests.into_iter().chain(questions.map(|question| body(warm::encode(&question)))).collect()
+}
+
+/// A reply of each kind, with an outcome of each.
+pub(super) fn warm_replies() -> Vec<Vec<u8>> {
+    let outcomes = [
+        warm::Outcome::Exited(3),
+        warm::Outcome::Signaled(9),
+        warm::Outcome::TimedOut { limit: Duration::from_millis(1500) },
+        warm::Outcome::MemoryLimit { limit: 1 << 30 },
+        warm::Outcome::Cancelled,
+        warm::Outcome::Refused("no".to_owned()),
+    ];
+    let worker = warm::WorkerHealth { pid: 7, ready: true, busy: false, served: 300 };
+    let health = warm::Health { uptime: 9, served: 300, restarts: 1, workers: vec![worker.clone(), worker] };
+    let fates = outcomes.map(|outcome| warm::Reply::Fate(warm::Fate::Died(outcome)));
+    let others = [warm::Reply::Fate(warm::Fate::NotBegun), warm::Reply::Health(health)];
+    fates.into_iter().chain(others).map(|reply| body(warm::encode(&reply))).collect()
+}
+
+/// What is behind a frame's header.
+fn body(frame: Result<Vec<u8>, warm::Error>) -> Vec<u8> {
+    frame.map(|frame| frame[WARM_HEADER..].to_vec()).unwrap_or_default()
+}
+
+/// Bytes of a frame before its body.
+const WARM_HEADER: usize = 12;
 
 /// What a task of an orbit sends to main.
 pub(super) fn orbit_update(input: &[u8]) {

@@ -39,6 +39,8 @@
 mod call_buffer;
 mod client;
 mod closed;
+#[doc(hidden)]
+pub mod fuzzing;
 mod message;
 pub mod shared;
 mod supervisor;

@@ -75,9 +75,15 @@ fn find(name: &str) -> Result<&'static Target> {
 }
 
 fn read_corpus(target: &Target, directory: &Path) -> Result<Vec<Vec<u8>>> {
-    let mut paths = fs::read_dir(directory)
-        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>())
-        .with_context(|| format!("cannot list {}", directory.display()))?;
+    let mut paths = match fs::read_dir(directory) {
+        // All of it is generated.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !(target.seeds)().is_empty() => {
+            Ok(Vec::new())
+        }
+        entries => entries
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()),
+    }
+    .with_context(|| format!("cannot list {}", directory.display()))?;
     // The order decides what a seed means.
     paths.sort();
     let mut corpus = (target.seeds)();
