@@ -22,7 +22,7 @@ use crate::supervisor::{channel, records};
 /// # Errors
 /// If a socket cannot be created, or another store has it; if the server cannot be started, or dies again and again.
 pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Result<()> {
-    let mut names = Vec::new();
+    let mut sockets = Vec::new();
     let mut records = Records::new();
     let encode = |key: &records::Key| postcard::to_stdvec(key).map_err(io::Error::other);
     records.insert(encode(&records::Key::Config)?, (serde_json::to_vec(config)?, None));
@@ -31,11 +31,8 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     for (number, (path, domain)) in (0..).zip(all) {
         let install =
             |directory: &Path| orrery_orc_auditor::install(directory, &code_directories(config)).map(drop);
-        let listen::ListeningSocket { socket, lock, name } = listen::listen(path, install)?;
         let value = postcard::to_stdvec(&domain).map_err(io::Error::other)?;
-        records.insert(encode(&records::Key::Listener(number))?, (value, Some(socket)));
-        records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
-        names.push(name);
+        sockets.push((number, value, listen::bind(path, install)?));
     }
     // A store that was killed together with its supervisor has left its objects.
     object_directory::clear(config);
@@ -45,6 +42,15 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     }
     if let Some(path) = &config.secret {
         HostSecret::load_or_create(path)?;
+    }
+    // Who can connect finds all of it there; the last one that clients can connect to is the store's own.
+    let mut names = Vec::new();
+    for (number, value, bound) in sockets.into_iter().rev() {
+        bound.listen()?;
+        let listen::BoundSocket { socket, lock, name } = bound;
+        records.insert(encode(&records::Key::Listener(number))?, (value, Some(socket)));
+        records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
+        names.push(name);
     }
     let result = supervise(launcher, None, records, Some(stop));
     drop(names);

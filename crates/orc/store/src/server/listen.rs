@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A listening socket.
+/// A socket with its name, at which nobody can connect yet.
 #[derive(Debug)]
-pub(crate) struct ListeningSocket {
+pub(crate) struct BoundSocket {
     pub(crate) socket: OwnedFd,
     /// The lock that says that the socket has a store. It lasts as long as this descriptor is open in any process.
     pub(crate) lock: OwnedFd,
@@ -29,15 +29,24 @@ impl Drop for SocketName {
     }
 }
 
-/// Listens at `path`, and lets every user connect who can reach it. Creates missing directories. `before` puts files into the
-/// directory that clients need, before they can connect.
+impl BoundSocket {
+    /// Lets every user connect who can reach it.
+    ///
+    /// # Errors
+    /// Those of listen(2).
+    pub(crate) fn listen(&self) -> io::Result<()> {
+        rustix::net::listen(&self.socket, 4096).map_err(|errno| {
+            let path = self.name.path.display();
+            io::Error::new(errno.kind(), format!("cannot listen at {path}: {errno}"))
+        })
+    }
+}
+
+/// Binds a socket to `path`. Creates missing directories. `before` puts files into the directory that clients need.
 ///
 /// # Errors
 /// `AddrInUse` if another store listens there; those of bind(2) and of `before`.
-pub(crate) fn listen(
-    path: &Path,
-    before: impl FnOnce(&Path) -> io::Result<()>,
-) -> io::Result<ListeningSocket> {
+pub(crate) fn bind(path: &Path, before: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<BoundSocket> {
     let failed = |what: &str, error: io::Error| {
         io::Error::new(error.kind(), format!("cannot {what} {}: {error}", path.display()))
     };
@@ -77,7 +86,7 @@ pub(crate) fn listen(
     if left {
         fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))?;
     }
-    let bind = || -> rustix::io::Result<OwnedFd> {
+    let bound = || -> rustix::io::Result<OwnedFd> {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -85,11 +94,10 @@ pub(crate) fn listen(
         Ok(socket)
     };
     let refused = |errno: rustix::io::Errno| failed("listen at", errno.into());
-    let socket = bind().map_err(refused)?;
+    let socket = bound().map_err(refused)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))
         .map_err(|error| failed("set the mode of", error))?;
-    rustix::net::listen(&socket, 4096).map_err(refused)?;
-    Ok(ListeningSocket { socket, lock: lock.into(), name: SocketName { path: path.to_owned() } })
+    Ok(BoundSocket { socket, lock: lock.into(), name: SocketName { path: path.to_owned() } })
 }
 
 #[cfg(test)]
@@ -97,16 +105,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nobody_connects_before_all_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let bound = bind(&path, no_files).unwrap();
+        let connect = || {
+            let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+            let client = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
+            rustix::net::connect(&client, &SocketAddrUnix::new(&path).unwrap())
+        };
+        assert_eq!(connect(), Err(rustix::io::Errno::CONNREFUSED));
+        bound.listen().unwrap();
+        assert_eq!(connect(), Ok(()));
+    }
+
+    #[test]
     fn one_store_listens_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/er/socket");
-        let first = listen(&path, no_files).unwrap();
-        assert_eq!(listen(&path, no_files).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let first = bind(&path, no_files).unwrap();
+        assert_eq!(bind(&path, no_files).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         // The lock lasts as long as any process has it.
-        let ListeningSocket { lock, .. } = first;
-        assert_eq!(listen(&path, no_files).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let BoundSocket { lock, .. } = first;
+        assert_eq!(bind(&path, no_files).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(lock);
-        listen(&path, no_files).unwrap();
+        bind(&path, no_files).unwrap();
     }
 
     #[test]
@@ -118,10 +141,10 @@ mod tests {
             assert_eq!(refused.kind(), io::ErrorKind::NotFound);
             fs::write(beside.join("file"), "")
         };
-        let _listening = listen(&path, before).unwrap();
+        let _listening = bind(&path, before).unwrap();
         assert!(directory.path().join("file").exists());
         let other = directory.path().join("other");
-        let failed = listen(&other, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        let failed = bind(&other, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
         assert!(failed.kind() == io::ErrorKind::StorageFull && !other.exists());
     }
 
@@ -134,12 +157,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        drop(listen(&path, no_files).unwrap());
+        drop(bind(&path, no_files).unwrap());
         assert!(!path.exists());
         fs::write(&path, "precious").unwrap();
-        assert!(listen(&path, no_files).is_err());
+        assert!(bind(&path, no_files).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"precious");
         let long = directory.path().join("x".repeat(200));
-        assert!(listen(&long, no_files).unwrap_err().to_string().contains("cannot listen at"));
+        assert!(bind(&long, no_files).unwrap_err().to_string().contains("cannot listen at"));
     }
 }
