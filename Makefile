@@ -58,7 +58,7 @@ test: check ## formatting, lints, documentation without warnings, all tests
 	    scripts/bounded 35m $(CARGO) test --workspace --locked
 	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) test --release --manifest-path fuzz/Cargo.toml --locked
 	@# The same inputs each time, so that a failure can be had again.
-	scripts/bounded 10m scripts/fuzz --stable --seed 1
+	scripts/bounded 15m scripts/fuzz --stable --seed 1
 
 fuzz: bootstrap ## fuzz the parsers of others' bytes: T='NAME ...', S=SECONDS of each; INPUT=FILE tries that again
 	@$(if $(INPUT),scripts/fuzz --again $(T) $(abspath $(INPUT)),scripts/fuzz --seconds $(or $(S),20) $(T))
