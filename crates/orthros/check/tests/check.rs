@@ -177,11 +177,16 @@ fn children_are_looked_at_too_and_a_deleted_file_is_not_passed_over() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut report = check(i32::try_from(child.id()).unwrap()).unwrap();
-    while report.processes < 2 {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        report = check(i32::try_from(child.id()).unwrap()).unwrap();
-    }
+    // The shell forks, and gives its child another standard input before that executes the program.
+    let list = format!("/proc/{0}/task/{0}/children", child.id());
+    let executed = || {
+        let children = fs::read_to_string(&list).unwrap_or_default();
+        let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        children.split_whitespace().any(|pid| name(pid).trim() == "sleep")
+    };
+    orrery_testing::eventually("the program is executed", executed);
+    let report = check(i32::try_from(child.id()).unwrap()).unwrap();
+    assert_eq!(report.processes, 2);
     // On an ext4 it survives; elsewhere it may not be written back.
     let told = about(&report.findings, 0);
     assert!(told.is_none_or(|told| told.why.contains("ext4")), "{told:?}");
@@ -193,7 +198,7 @@ fn children_are_looked_at_too_and_a_deleted_file_is_not_passed_over() {
     assert!(told.verdict == Verdict::Refused && told.why.contains("too large"), "{told:?}");
     let inner = report.findings.iter().map(|finding| finding.pid).max();
     assert!(inner.is_none_or(|pid| pid >= i32::try_from(child.id()).unwrap()));
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap_or_default();
+    let children = fs::read_to_string(&list).unwrap_or_default();
     child.kill().unwrap();
     child.wait().unwrap();
     for pid in children.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()) {
