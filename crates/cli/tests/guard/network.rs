@@ -227,12 +227,12 @@ fn rules_about_addresses_are_held_by_every_way() {
     assert_eq!(outside.received(), 0);
 }
 
-/// Sends messages in all ways, and prints who each of them was from, as the receiver was told: nothing else may be claimed.
+/// Sends messages in all ways, and prints who each of them was from, as the receiver is shown: nothing else may be claimed.
 const SENDERS: &str = "
 import os, socket, struct
 PIPES = [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM]
 who = lambda: (os.getpid(), os.getuid(), os.getgid())
-def told(b):
+def shown(b):
     data, control, *_ = b.recvmsg(10, 200)
     found = [c for c in control if c[1] == 2]
     files = [c for c in control if c[1] == 1]
@@ -249,13 +249,13 @@ def exchange(kind):
     }
     for name, send in ways.items():
         send()
-        sender, data, files = told(b)
+        sender, data, files = shown(b)
         print(kind, name, sender[0] == os.getpid(), sender[1:] == who()[1:], data, files)
         if os.fork() == 0:
             send()
             os._exit(0)
         child = os.wait()[0]
-        sender = told(b)[0]
+        sender = shown(b)[0]
         print(kind, name, sender[0] == child, sender[1:] == who()[1:])
     pid, uid, gid = who()
     for name, wrong in {'pid': (os.getppid(), uid, gid), 'uid': (pid, uid + 5, gid), 'gid': (pid, uid, gid + 5)}.items():
@@ -273,21 +273,21 @@ fn messages_are_from_the_program_and_nobody_is_somebody_else() {
         scene.change(|policy| format!("{policy}\n[network]\nconnect = [\"unix:@somebody\"]\n"));
         let words = ["-c".to_owned(), SENDERS.to_owned()];
         let Some(output) = scene.run_as(user, &[], python, &words) else { continue };
-        let told = text(&output.stdout);
+        let shown = text(&output.stdout);
         assert!(output.status.success(), "{user:?}: {output:?}");
-        // What the kernel lets no ordinary user say is the process.
+        // The kernel lets no ordinary user name another process.
         let names_process = user == User::Current && crate::scene::is_superuser();
         for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
             let process = if names_process { "True" } else { "False" };
             for (way, files) in [("plain", 0), ("file", 1), ("claimed", 0)] {
                 assert!(
-                    told.contains(&format!("{kind} {way} {process} True b'x' {files}\n")),
-                    "{user:?}: {told}"
+                    shown.contains(&format!("{kind} {way} {process} True b'x' {files}\n")),
+                    "{user:?}: {shown}"
                 );
-                assert!(told.contains(&format!("{kind} {way} {process} True\n")), "{user:?}: {told}");
+                assert!(shown.contains(&format!("{kind} {way} {process} True\n")), "{user:?}: {shown}");
             }
             for claim in ["pid", "uid", "gid"] {
-                assert!(told.contains(&format!("{kind} as another {claim} 1\n")), "{user:?}: {told}");
+                assert!(shown.contains(&format!("{kind} as another {claim} 1\n")), "{user:?}: {shown}");
             }
         }
     }

@@ -514,7 +514,7 @@ impl Message {
 /// `CAP_SYS_ADMIN`.
 const NAMES_SENDERS: u64 = 1 << 6 | 1 << 7 | 1 << 21;
 
-/// Control data that says who sends a message.
+/// Returns control data that names a message's sender.
 fn sent_by(sender: &libc::ucred) -> Vec<u8> {
     let length = HEADER + size_of::<libc::ucred>();
     let mut bytes = length.to_ne_bytes().to_vec();
@@ -632,7 +632,7 @@ fn copied(syscall: &Syscall<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> 
     Ok(Message { address, data, control, _files: files, sender, flags })
 }
 
-/// Who sends a message: the caller, or who it says that it is, as far as it may.
+/// Returns the sender of a message: the caller, or whom it claims to be, as far as it may.
 ///
 /// # Errors
 /// `EPERM`, as unix(7) has it.
@@ -662,12 +662,12 @@ const HEADER: usize = size_of::<libc::cmsghdr>();
 struct Adopted {
     control: Vec<u8>,
     files: Vec<OwnedFd>,
-    /// Who the caller says it is.
+    /// Whom the caller claims to be.
     given: Option<libc::ucred>,
 }
 
-/// Fetches the files that go along with a message, puts the monitor's descriptors in place of the caller's, and takes out who the
-/// caller says that it is.
+/// Fetches the files that go along with a message, puts the monitor's descriptors in place of the caller's, and takes out whom the
+/// caller claims to be.
 fn adopt(syscall: &Syscall<'_>, control: &[u8]) -> Result<Adopted, Errno> {
     let mut adopted = Adopted { control: Vec::with_capacity(control.len()), files: Vec::new(), given: None };
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! An allocator with a bound: a parser must not allocate by a length that it was told.
+//! An allocator with a bound: a parser must not allocate by a length that it reads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

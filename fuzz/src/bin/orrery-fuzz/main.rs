@@ -28,14 +28,14 @@ enum Command {
     Run(Run),
     /// Run a target on the inputs of these files.
     Again {
-        /// The target.
+        /// The target's name.
         target: String,
         /// The inputs.
         inputs: Vec<PathBuf>,
     },
     /// Write the generated inputs of a target into a directory.
     Seeds {
-        /// The target.
+        /// The target's name.
         target: String,
         /// The directory.
         directory: PathBuf,

@@ -4,6 +4,8 @@
 // least            a thread of the least stack that there is opens and reads files
 // alternate        one thread has a large alternate stack, another one of the classic size; both make calls
 // jumps COUNT      handlers leave so many waiting calls for good, by siglongjmp: the process does not grow by that
+// small            no call writes below a stack of 2 KiB, as a goroutine's is, in a program with a large alternate stack
+// small-early      the same; the same instruction has made calls on a large stack before
 // ended COUNT      so many threads end in handlers that interrupted a waiting call: neither by that
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, AGAIN = 64, CLASSIC = 8192, ROOMY = 1 << 16, BIG = 1 << 17 };
+enum { PAGE = 4096, AGAIN = 64, CLASSIC = 8192, ROOMY = 1 << 16, BIG = 1 << 17, SMALL = 2048 };
 
 static char painted[BIG] __attribute__((aligned(64)));
 static size_t deepest;
@@ -100,6 +102,32 @@ static int depth(size_t most) {
     if (deepest > most)
         printf("%zu bytes below the stack pointer, of %zu\n", deepest, most);
     return deepest > most;
+}
+
+static int missing(char *top) {
+    int count = 0;
+    for (int i = 0; i < AGAIN; i++)
+        count += open_on(top) == -ENOENT;
+    return count;
+}
+
+static int small(int early) {
+    static char roomy[ROOMY];
+    char *top = painted + sizeof(painted);
+    if (early)
+        printf("before: %d\n", missing(top));
+    stack_t stack = {.ss_sp = roomy, .ss_size = sizeof(roomy)};
+    if (sigaltstack(&stack, NULL) != 0) {
+        perror("sigaltstack");
+        return 1;
+    }
+    memset(painted, 0x5a, sizeof(painted));
+    printf("on the small stack: %d\n", missing(top));
+    int changed = 0;
+    for (size_t i = 0; i < sizeof(painted) - SMALL; i++)
+        changed += painted[i] != 0x5a;
+    printf("changed below it: %d\n", changed);
+    return changed != 0;
 }
 
 static long open_some(void) {
@@ -266,6 +294,8 @@ int main(int words, char **word) {
     int number = words > 2 ? atoi(word[2]) : 0;
     if (!strcmp(word[1], "depth"))
         return depth((size_t)number);
+    if (!strcmp(word[1], "small") || !strcmp(word[1], "small-early"))
+        return small(word[1][5] != 0);
     if (!strcmp(word[1], "least"))
         return least();
     if (!strcmp(word[1], "alternate"))

@@ -31,7 +31,7 @@ struct Block<T> {
     items: [T; ITEMS],
 }
 
-/// Items that threads take, each with a number that is not zero, and give back.
+/// Items that threads take, each with a number that is not zero, and release.
 pub(crate) struct Pool<T> {
     first: core::cell::UnsafeCell<Block<T>>,
 }
@@ -43,7 +43,7 @@ unsafe impl<T> Sync for Pool<T> {}
 #[derive(Clone, Copy)]
 pub(crate) struct Taken<T: 'static> {
     pub(crate) item: *mut T,
-    /// Who has it: zero gives it back.
+    /// Who has it; zero releases it.
     pub(crate) taker: &'static AtomicU32,
 }
 
@@ -114,7 +114,7 @@ impl<T: Item> Pool<T> {
         })
     }
 
-    /// Gives all items back, in a forked child: the threads that took them are not in it.
+    /// Releases all items, in a forked child: the threads that took them are not in it.
     pub(crate) fn free_in_child(&'static self) {
         for place in self.all() {
             // What is not written to is not copied.

@@ -21,7 +21,7 @@ const PATHS: usize = 8 << 10;
 pub(crate) const LIST: usize = 256;
 /// In the upper half of a mark; the lower is the taker's number.
 const MARK: u64 = 0x6f72_7277 << 32;
-/// Takes the area while it is given back for somebody who is gone.
+/// Holds the area while it is released for somebody who is gone.
 const RECLAIMS: u32 = u32::MAX;
 
 /// What a call gets.
@@ -63,18 +63,18 @@ pub(crate) fn with<R>(use_it: impl FnOnce(Room<'_>) -> R) -> Result<R, i64> {
     let mark = AtomicU64::new(0);
     let Taken { item, taker } = take(&mark)?;
     let number = taker.load(Relaxed);
-    // SAFETY: the area is this call's until it is given back below, or until the mark is gone, which is on the stack that this function
+    // SAFETY: the area is this call's until it is released below, or until the mark is gone, which is on the stack that this function
     // uses: then this does not go on. No reference to the area's own mark is made.
     let room =
         unsafe { Room { paths: &mut (*item).paths, list: &mut (*item).list, entry: &mut (*item).entry } };
     let result = use_it(room);
     // SAFETY: a place of an area, which is never unmapped.
     unsafe { (*item).mark.store(0, Relaxed) };
-    // Nobody is to find it gone who finds it said to be here.
+    // Whoever reads the mark's address is to find the mark.
     compiler_fence(SeqCst);
     mark.store(0, Relaxed);
-    // Fails in a forked child, where all were given back.
-    let _given_back = taker.compare_exchange(number, 0, Release, Relaxed);
+    // Fails in a forked child, where all were released.
+    let _released = taker.compare_exchange(number, 0, Release, Relaxed);
     Ok(result)
 }
 
@@ -100,7 +100,7 @@ fn take(mark: &AtomicU64) -> Result<Taken<Area>, i64> {
     Ok(taken)
 }
 
-/// Gives areas back whose takers are gone, and returns whether there were any.
+/// Releases areas whose takers are gone, and returns whether there were any.
 fn reclaim() -> bool {
     let mut any = false;
     for Taken { item, taker } in AREAS.all() {
@@ -114,7 +114,7 @@ fn reclaim() -> bool {
         if number == 0 || number == RECLAIMS || mark == 0 || is_there() {
             continue;
         }
-        // Fails where the taker has given it back meanwhile.
+        // Fails where the taker has released it meanwhile.
         if taker.compare_exchange(number, RECLAIMS, AcqRel, Relaxed).is_ok() {
             place.store(0, Relaxed);
             taker.store(0, Release);
@@ -129,7 +129,7 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
     AREAS.overlaps(start, end)
 }
 
-/// Gives all areas back, in a forked child: the one that the calling thread has, it still uses until it returns from the call, before
+/// Releases all areas, in a forked child: the one that the calling thread has, it still uses until it returns from the call, before
 /// which no other is made.
 pub(crate) fn free_in_child() {
     AREAS.free_in_child();
