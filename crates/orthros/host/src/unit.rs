@@ -12,12 +12,12 @@ mod search;
 mod settings;
 mod specifier;
 mod syntax;
+mod text_file;
 mod tmpfiles;
 mod users;
 mod values;
 mod words;
 
-use std::fs;
 use std::path::Path;
 
 use orrery_orthros_wire::{Directory, ExecCommand, ExecConfig, MainProcess, WorkingDirectory};
@@ -31,6 +31,7 @@ use search::{Found, Places};
 use settings::Settings;
 use specifier::Specifiers;
 use syntax::Setting;
+use text_file::read_text;
 use users::{User, Users};
 
 /// Settings for directories, what keeps their permissions, where they lie, and what tells the program, systemd.exec(5).
@@ -65,7 +66,7 @@ pub fn read_unit(which: &str, disk: Option<&Path>) -> Result<UnitService> {
     let found = Places::of_system().find(which)?;
     let mut settings = Vec::new();
     for path in std::iter::once(&found.file).chain(&found.drop_ins) {
-        let text = fs::read_to_string(path).map_err(file("read", path))?;
+        let text = read_text(path).map_err(file("read", path))?;
         settings.extend(syntax::parse(&text, path)?);
     }
     Reading { settings: &Settings(settings), found: &found, users: Users::read()? }.service(disk)
@@ -315,7 +316,7 @@ impl Reading<'_> {
             if !path.starts_with('/') || path.contains(['*', '?', '[']) {
                 return Err(setting.refuse("write the absolute path of one file, in a line for each"));
             }
-            let text = match fs::read_to_string(path) {
+            let text = match read_text(Path::new(path)) {
                 Ok(text) => text,
                 Err(_) if may_lack => continue,
                 Err(error) => {

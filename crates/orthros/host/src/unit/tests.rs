@@ -1,5 +1,6 @@
 //! Whole units, made into what a pair takes.
 
+use std::fs;
 use std::path::PathBuf;
 
 use super::*;
@@ -151,6 +152,8 @@ fn what_cannot_be_is_told_with_its_file_and_line_and_a_way_out() {
         ("Environment=A", "NAME=VALUE"),
         ("EnvironmentFile=/no/such", "write - before"),
         ("EnvironmentFile=/etc/*", "absolute path of one"),
+        ("EnvironmentFile=/dev/zero", "no regular file"),
+        ("EnvironmentFile=/etc", "no regular file"),
         ("WorkingDirectory=data", "absolute path"),
         ("ExecReload=%", ""),
         ("BindPaths=/a", "--file"),
@@ -172,6 +175,26 @@ fn what_cannot_be_is_told_with_its_file_and_line_and_a_way_out() {
     }
     let told = Written::new("[Service]\nUser=root\n").read().unwrap_err().to_string();
     assert!(told.contains("a@b.service: it has no ExecStart="), "{told}");
+}
+
+/// A unit is of a package that nobody has read: its files are not waited for, nor read without end.
+#[test]
+fn files_that_never_end_are_refused() {
+    for name in ["variables", "a@b.service.d/own.conf"] {
+        let unit = Written::new("[Service]\nExecStart=/bin/sh\nEnvironmentFile=HERE/variables\n");
+        fs::create_dir(unit.at("a@b.service.d")).unwrap();
+        fs::write(unit.at("variables"), "").unwrap();
+        unit.read().unwrap();
+        let _ = fs::remove_file(unit.at(name));
+        rustix::fs::mknodat(rustix::fs::CWD, unit.at(name), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+        let error = unit.read().unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        fs::remove_file(unit.at(name)).unwrap();
+        fs::write(unit.at(name), "#\n".repeat(600 << 10)).unwrap();
+        let error = unit.read().unwrap_err().to_string();
+        assert!(error.contains("more than 1 MiB"), "{error}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use orrery_orthros_wire::Directory;
 
+use super::text_file::read_text;
 use super::users::{User, Users};
 
 /// Where the descriptions lie; a file hides those of the same name in the directories before it.
@@ -34,7 +35,7 @@ fn within<'p>(
     }
     let mut found: Vec<Directory> = Vec::new();
     for (stem, path) in files {
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = read_text(&path).unwrap_or_default();
         for directory in text.lines().filter_map(|line| parse(line, users)) {
             let is_its_users = user.is_some_and(|user| user.uid != 0 && user.uid == directory.uid);
             if (stem.starts_with(prefix) || is_its_users)
