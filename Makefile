@@ -70,7 +70,7 @@ check: bootstrap ## the part of `make test` that runs no test
 	scripts/circles
 	scripts/links
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --all-targets --locked -- -D warnings
+	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --all-targets --all-features --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 
 bench: bench-known bench-build ## measure beside the rivals: all, or one with B=NAME; QUICK=1 takes 45 s each

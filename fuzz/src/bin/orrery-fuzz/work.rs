@@ -120,19 +120,16 @@ pub(crate) fn current(file: &Path) -> Option<Vec<u8>> {
     rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?).map(<[u8]>::to_vec)
 }
 
-/// Ends the process when one input has taken too much CPU time.
+/// Ends the process when one input has taken too much CPU time, or waits for something.
 fn watch_time() -> Result<()> {
     std::thread::Builder::new()
         .name("watch".to_owned())
         .spawn(|| {
-            let (mut input, mut began) = (0, cpu_time());
+            let mut watched = Watched { input: 0, cpu: cpu_time(), seen: (Instant::now(), cpu_time()) };
             loop {
                 std::thread::sleep(Duration::from_millis(500));
-                let now = BEGUN.load(Ordering::Relaxed);
-                if now != input {
-                    (input, began) = (now, cpu_time());
-                } else if now != 0 && cpu_time().saturating_sub(began) > MOST_TIME {
-                    eprintln!("input {now} takes more than {} s of CPU time", MOST_TIME.as_secs());
+                if let Some(why) = watched.look(BEGUN.load(Ordering::Relaxed), Instant::now(), cpu_time()) {
+                    eprintln!("input {}: {why}", watched.input);
                     std::process::abort();
                 }
             }
@@ -141,7 +138,67 @@ fn watch_time() -> Result<()> {
     Ok(())
 }
 
+/// How long an input may use nearly no CPU time: a process that runs among a hundred others gets more.
+const MOST_WAIT: Duration = Duration::from_secs(60);
+/// What a process that waits may use meanwhile, for watching itself.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// What is known of the current input.
+struct Watched {
+    /// Its number, counted from 1.
+    input: u64,
+    /// The process' CPU time when it was first seen.
+    cpu: Duration,
+    /// When the process was last seen to use CPU time, and how much it had used then.
+    seen: (Instant, Duration),
+}
+
+impl Watched {
+    /// Returns why the process is to end.
+    fn look(&mut self, input: u64, now: Instant, cpu: Duration) -> Option<&'static str> {
+        if input != self.input {
+            *self = Self { input, cpu, seen: (now, cpu) };
+        }
+        if cpu.saturating_sub(self.seen.1) > IDLE {
+            self.seen = (now, cpu);
+        }
+        if input == 0 {
+            None
+        } else if cpu.saturating_sub(self.cpu) > MOST_TIME {
+            Some("it takes more than 10 s of CPU time")
+        } else if now.duration_since(self.seen.0) > MOST_WAIT {
+            Some("it waits for something")
+        } else {
+            None
+        }
+    }
+}
+
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_that_run_or_wait_too_long_are_found() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let cpu = Duration::from_millis;
+        let mut watched = Watched { input: 0, cpu: cpu(0), seen: (start, cpu(0)) };
+        assert_eq!(watched.look(0, at(1000), cpu(20_000)), None);
+        assert_eq!(watched.look(1, at(1000), cpu(20_000)), None);
+        // On a busy machine: a second of CPU time in half a minute.
+        assert_eq!(
+            (1..10).find_map(|step| watched.look(1, at(1000 + 30 * step), cpu(20_000 + 1000 * step))),
+            None
+        );
+        assert!(watched.look(1, at(1300), cpu(30_001)).is_some_and(|why| why.contains("CPU")));
+        assert_eq!(watched.look(2, at(1300), cpu(30_001)), None);
+        assert_eq!(watched.look(2, at(1360), cpu(30_050)), None);
+        assert!(watched.look(2, at(1361), cpu(30_050)).is_some_and(|why| why.contains("waits")));
+    }
 }
