@@ -296,15 +296,12 @@ impl<'k, 'r> Ext4<'k, 'r> {
             return Err(broken(format!("it would have {size} bytes")));
         }
         let blocks = size / self.block_size;
+        let listed = listed_blocks(&self.extents(file)?, blocks)
+            .ok_or_else(|| broken(format!("its extents have more than its {blocks} blocks")))?;
         let mut names = Vec::new();
-        for extent in self.extents(file)? {
-            for step in 0..extent.count {
-                if extent.logical + step >= blocks {
-                    continue;
-                }
-                let block = self.block(extent.physical + step)?;
-                read_names(&block, &mut names).map_err(&broken)?;
-            }
+        for number in listed {
+            let block = self.block(number)?;
+            read_names(&block, &mut names).map_err(&broken)?;
         }
         Ok(names)
     }
@@ -316,6 +313,20 @@ impl<'k, 'r> Ext4<'k, 'r> {
         let is_short = size < PLACES && file.flags & EXTENTS == 0;
         if is_short { file.places.get(..size).map(<[u8]>::to_vec) } else { None }
     }
+}
+
+/// Returns the blocks of the disk that a file's first `blocks` blocks are in; `None` where extents that overlap list more than those:
+/// a million of them could have each block read a million times.
+fn listed_blocks(extents: &[Extent], blocks: u64) -> Option<Vec<u64>> {
+    let mut listed = Vec::new();
+    for extent in extents {
+        let count = extent.count.min(blocks.saturating_sub(extent.logical));
+        if listed.len() as u64 + count > blocks {
+            return None;
+        }
+        listed.extend(extent.physical..extent.physical + count);
+    }
+    Some(listed)
 }
 
 /// A file's runs of blocks, and the blocks that list them.
@@ -427,6 +438,23 @@ mod tests {
             block.resize(1024, 0);
             assert!(read_names(&block, &mut Vec::new()).is_err());
         }
+    }
+
+    #[test]
+    fn a_directory_has_no_more_blocks_than_its_size_says() {
+        let extents = |of: &[(u64, u64, u64)]| {
+            let extent = |&(logical, physical, count)| Extent { logical, physical, count, written: true };
+            of.iter().map(extent).collect::<Vec<_>>()
+        };
+        assert_eq!(listed_blocks(&extents(&[]), 3), Some(vec![]));
+        // What lies behind the end, and a hole.
+        let usual = extents(&[(0, 100, 2), (3, 50, 32768), (1 << 32, 7, 1)]);
+        assert_eq!(listed_blocks(&usual, 5), Some(vec![100, 101, 50, 51]));
+        let same = extents(&[(0, 100, 2), (0, 200, 2), (0, 300, 2)]);
+        assert_eq!(
+            (listed_blocks(&same, 5), listed_blocks(&same, 6).map(|listed| listed.len())),
+            (None, Some(6))
+        );
     }
 
     proptest! {
