@@ -2,18 +2,12 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::scene::{build, exists, is_superuser, text};
-
-fn attacker() -> &'static Path {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    &BUILT.get_or_init(|| build("enforce")).1
-}
+use crate::scene::{built, exists, is_superuser, text};
 
 /// A folder to work in, a file that the policy hides, one that it exchanges, and the policy.
 struct Stage {
@@ -53,7 +47,7 @@ impl Stage {
     fn attack(&self, options: &[&str], name: &str, port: u16) -> Output {
         self.command(options)
             .arg("--")
-            .arg(attacker())
+            .arg(built("enforce"))
             .arg(name)
             .args([self.base.join("work"), self.base.join("hidden/secret")])
             .arg(port.to_string())

@@ -4,18 +4,9 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
-use tempfile::TempDir;
-
-use crate::scene::{Scene, User, build, is_superuser, text};
-
-fn program() -> &'static Path {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    &BUILT.get_or_init(|| build("escape")).1
-}
+use crate::scene::{Scene, User, built, is_superuser, text};
 
 /// A process outside of the guard, of the same user, in a group of its own.
 struct Neighbour(Child);
@@ -63,7 +54,7 @@ fn held(user: User, options: &[&str]) {
     if user == User::Nobody && !is_superuser() {
         return orrery_testing::skipped!("only the superuser becomes somebody without rights");
     }
-    let program = program().to_str().unwrap();
+    let program = built("escape").to_str().unwrap();
     // What lies above of what the kernel is told by is listed; none of it is by name.
     let scene = Scene::new(&format!("execute = [\"{program}\"]\n"));
     scene.change(|policy| {

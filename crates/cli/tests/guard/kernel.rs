@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use crate::scene::{Scene, attacker, text};
+use crate::scene::{Scene, built, text};
 
 /// A scene whose policy names nothing that differs by process. `None` where the kernel cannot hold it.
 fn scene(executable: &str) -> Option<Scene> {
-    let program = attacker().to_str().unwrap();
+    let program = built("attack").to_str().unwrap();
     let scene = Scene::new(&format!("execute = [\"/usr\", \"{program}\"{executable}]\n"));
     scene.change(|policy| {
         let policy = policy
@@ -71,7 +71,7 @@ fn attacks_are_held() {
             scene
                 .guard()
                 .args(["--quiet", "--"])
-                .arg(attacker())
+                .arg(built("attack"))
                 .arg(name)
                 .args([&scene.work, &scene.secret]),
             0,

@@ -5,18 +5,12 @@ use std::io::Read as _;
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::scene::{Scene, User, build, text};
-
-fn program() -> &'static Path {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    &BUILT.get_or_init(|| build("network")).1
-}
+use crate::scene::{Scene, User, built, text};
 
 /// What listens outside: at every address, at a path, at an abstract name.
 struct Outside {
@@ -70,7 +64,7 @@ fn ways(output: &Output) -> Vec<String> {
 
 /// Runs the program under guard, by this user, with this section of addresses.
 fn guarded(user: User, outside: &Outside, network: &str) -> Option<Vec<String>> {
-    let program = program().to_str().unwrap();
+    let program = built("network").to_str().unwrap();
     let scene = Scene::new(&format!("execute = [\"{program}\"]\n"));
     scene.change(|policy| {
         let policy = policy.replace("read = [", &format!("read = [\"{program}\", "));
@@ -84,7 +78,8 @@ fn guarded(user: User, outside: &Outside, network: &str) -> Option<Vec<String>> 
 fn the_ways_are_real() {
     let outside = Outside::new();
     let folder = tempfile::tempdir().unwrap();
-    let output = Command::new(program()).args(outside.arguments()).current_dir(&folder).output().unwrap();
+    let output =
+        Command::new(built("network")).args(outside.arguments()).current_dir(&folder).output().unwrap();
     let ways = ways(&output);
     // Among them those that once led past the monitor.
     for way in [
@@ -219,7 +214,7 @@ fn rules_about_addresses_are_held_by_every_way() {
     fs::write(&policy, rule).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
     command.args(["run", "--enforce", "--policy"]).arg(&policy).current_dir(&folder).stdin(Stdio::null());
-    let output = command.arg("--").arg(program()).args(outside.arguments()).output().unwrap();
+    let output = command.arg("--").arg(built("network")).args(outside.arguments()).output().unwrap();
     if text(&output.stderr).contains("no executive") {
         return orrery_testing::skipped!("no executive under guard: {}", text(&output.stderr));
     }

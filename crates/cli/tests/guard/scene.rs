@@ -1,10 +1,11 @@
 //! Where the tests play: folders, policies, programs.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::Mutex;
 
 use tempfile::TempDir;
 
@@ -133,28 +134,41 @@ pub(crate) fn exists(program: &str) -> bool {
     there
 }
 
-/// The attacking program, built once.
-pub(crate) fn attacker() -> &'static Path {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    &BUILT.get_or_init(|| build("attack")).1
+/// The programs that were built, each with its directory.
+static BUILT: Mutex<BTreeMap<&str, (TempDir, &Path)>> = Mutex::new(BTreeMap::new());
+
+/// Returns a program, built once from its source beside these tests. It lies where other users can be let in, until these tests end.
+pub(crate) fn built(name: &'static str) -> &'static Path {
+    let mut built = BUILT.lock().unwrap();
+    if built.is_empty() {
+        // SAFETY: the function takes nothing, and drops what no test uses any more.
+        assert_eq!(unsafe { libc::atexit(remove_built) }, 0);
+    }
+    built.entry(name).or_insert_with(|| build(name)).1
 }
 
-/// Builds a program from its source beside these tests.
-pub(crate) fn build(name: &str) -> (TempDir, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().canonicalize().unwrap().join(name);
+/// Statics are not dropped.
+extern "C" fn remove_built() {
+    if let Ok(mut built) = BUILT.lock() {
+        built.clear();
+    }
+}
+
+fn build(name: &str) -> (TempDir, &'static Path) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().canonicalize().unwrap().join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/guard/{name}.c"));
-    let built = Command::new("cc")
+    let compiled = Command::new("cc")
         .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .args([&path, &source])
         .status()
         .unwrap();
-    assert!(built.success());
-    (folder, path)
+    assert!(compiled.success());
+    (directory, Box::leak(path.into_boxed_path()))
 }
 
 pub(crate) fn attack(name: &str, options: &[&str]) -> (Scene, String) {
-    let program = attacker().to_str().unwrap();
+    let program = built("attack").to_str().unwrap();
     let scene = Scene::new(&format!("execute = [\"/usr/bin\", \"{program}\"]\n"));
     let policy = fs::read_to_string(&scene.policy).unwrap();
     fs::write(&scene.policy, policy.replace("read = [", &format!("read = [\"{program}\", \"/proc\", ")))
