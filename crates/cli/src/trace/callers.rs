@@ -29,7 +29,7 @@ pub(super) struct Callers {
 #[derive(Debug, Default)]
 struct Snapshot {
     maps: Vec<u8>,
-    /// `None`: never.
+    /// When that was asked; `None` where it never was.
     asked: Option<Instant>,
     described: HashMap<u64, String>,
 }
