@@ -1,4 +1,4 @@
-//! The book's tables of contexts: each row names a test, and each test that is named is there and run.
+//! Checks the book's tables of contexts: each row names a test or a difference, and each test that is named exists and runs.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -13,20 +13,21 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap()
 }
 
-/// What stands between a heading and the next one.
-fn chapter(book: &str, heading: &str) -> String {
-    let (_, after) = book.split_once(&format!("\n## {heading}\n")).unwrap();
-    after.split("\n## ").next().unwrap().to_owned()
+/// Returns the text between a heading and the next one of its level or above.
+fn section(page: &str, heading: &str) -> String {
+    let (_, after) = page.split_once(&format!("\n{heading}\n")).unwrap();
+    let level = heading.split(' ').next().unwrap();
+    after.split("\n## ").next().unwrap().split(&format!("\n{level} ")).next().unwrap().to_owned()
 }
 
-/// The cases that `make test` runs.
+/// Returns the cases that `make test` runs.
 fn cases() -> BTreeSet<String> {
     let lists = ["crates/lwc/context/tests/contexts/main.rs", "crates/lwc/vault/tests/private/main.rs"];
     let cases = lists.map(|list| text(list).split_once("cases![").unwrap().1.to_owned()).join(",");
     cases.split([',', ';']).map(|name| name.trim().to_owned()).collect()
 }
 
-/// The words in backquotes that look like names of tests.
+/// Returns the words in backquotes that look like names of tests.
 fn names(text: &str) -> Vec<String> {
     let quoted = text.split('`').skip(1).step_by(2);
     let is_case = |name: &&str| {
@@ -37,8 +38,9 @@ fn names(text: &str) -> Vec<String> {
 }
 
 fn is_run(name: &str, cases: &BTreeSet<String>) -> bool {
-    let program =
-        ["crates/capi/tests/c", "examples/lwc"].iter().any(|folder| root().join(folder).join(name).exists());
+    let program = ["crates/capi/tests/c", "examples/lwc"]
+        .iter()
+        .any(|directory| root().join(directory).join(name).exists());
     // Cases of the guard are functions that its test program lists.
     let guard = || {
         let found = std::fs::read_dir(root().join("crates/cli/tests/guard")).unwrap().flatten();
@@ -52,19 +54,26 @@ fn is_run(name: &str, cases: &BTreeSet<String>) -> bool {
 
 #[test]
 fn every_sentence_has_its_test() {
-    let book = text("docs/src/contexts.md");
     let cases = cases();
     let (mut rows, mut used) = (0, BTreeSet::new());
-    for heading in ["Sentence by sentence", "What makes no sense", "Who can do what to whom"] {
-        let chapter = chapter(&book, heading);
-        for row in chapter.lines().filter(|line| line.starts_with("| ")).skip(1) {
+    for (page, heading) in [
+        ("contexts.md", "### Errors"),
+        ("contexts-isolation.md", "## Reference"),
+        ("lwc-audit.md", "## Feature by feature"),
+        ("lwc-audit.md", "## Differences"),
+        ("lwc-audit.md", "## Further tests"),
+    ] {
+        let section = section(&text(&format!("docs/src/{page}")), heading);
+        for row in
+            section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| section")).skip(1)
+        {
             let shown = names(row);
-            let told = row.contains("difference") || row.contains("by construction");
-            assert!(!shown.is_empty() || told, "neither a test nor a difference: {row}");
+            let stated = ["difference", "by construction", "| none"].iter().any(|word| row.contains(word));
+            assert!(!shown.is_empty() || stated, "neither a test nor a difference: {row}");
             rows += 1;
         }
-        for name in names(&chapter) {
-            assert!(is_run(&name, &cases), "{heading}: there is no test {name}");
+        for name in names(&section) {
+            assert!(is_run(&name, &cases), "{page}: there is no test {name}");
             used.insert(name);
         }
     }
@@ -73,5 +82,5 @@ fn every_sentence_has_its_test() {
         .iter()
         .filter(|case| case.contains('_') && !case.contains(']') && !used.contains(*case))
         .collect();
-    assert!(unnamed.is_empty(), "the book does not tell of {unnamed:?}");
+    assert!(unnamed.is_empty(), "no page of the book names {unnamed:?}");
 }
