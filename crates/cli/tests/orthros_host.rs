@@ -302,11 +302,11 @@ fn a_units_service_is_what_its_unit_says_and_survives_as_that() {
     up.expect("end");
 }
 
-/// The lines that the book has for a shell, below a heading.
+/// Returns the lines for a shell that the book has below a heading.
 fn commands(heading: &str) -> Vec<String> {
     let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/orthros.md");
     let book = std::fs::read_to_string(book).unwrap();
-    let (_, chapter) = book.split_once(&format!("\n## {heading}\n")).unwrap();
+    let (_, chapter) = book.split_once(&format!("\n### {heading}\n")).unwrap();
     let (_, block) = chapter.split_once("```console\n").unwrap();
     let (block, _) = block.split_once("```").unwrap();
     block.lines().filter_map(|line| line.strip_prefix("# ")).map(str::to_owned).collect()
