@@ -1,6 +1,8 @@
-//! The table in `README.md` names tests that exist.
+//! Checks that the tables of `README.md` and of the book name tests that exist.
 
 use std::path::Path;
+
+use orrery_testing::sources;
 
 #[test]
 fn every_test_in_the_table_exists() {
@@ -17,4 +19,37 @@ fn every_test_in_the_table_exists() {
         rows += 1;
     }
     assert!(rows > 30, "{rows}");
+}
+
+#[test]
+fn every_row_of_the_paper_has_its_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let page = std::fs::read_to_string(root.join("docs/src/orbit-audit.md")).unwrap();
+    let text: String = ["orbit", "memory", "capi"]
+        .iter()
+        .map(|name| sources::below(&root.join("crates").join(name)))
+        .collect();
+    let mut rows = 0;
+    for sources::Promise { row, held, tests } in sources::promises(&page) {
+        for test in &tests {
+            assert!(text.contains(&format!("fn {test}(")), "there is no test {test}: {row}");
+        }
+        for quoted in held.split('`').skip(1).step_by(2) {
+            if let Some(name) = quoted.strip_prefix("make bench B=") {
+                let program = root.join(format!("bench/src/bin/{name}.rs"));
+                assert!(program.exists(), "there is no benchmark {name}: {row}");
+            }
+            if quoted.starts_with("crates/") {
+                assert!(root.join(quoted).exists(), "there is no file {quoted}: {row}");
+            }
+        }
+        let stated =
+            held.starts_with("none") || held.contains("difference") || held.contains("by construction");
+        assert!(
+            stated || !tests.is_empty() || held.contains("crates/"),
+            "no test, difference or none: {row}"
+        );
+        rows += 1;
+    }
+    assert!(rows > 25, "only {rows} rows were found");
 }
