@@ -9,12 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use orrery_sys::signals::{self, Action, Mask, QueuedInfo};
 use orrery_sys::thread;
-use syscalls::{Sysno, syscall};
 
-use crate::engine::{self, Ending};
-
-/// The signal between the engine and the thread that runs a closure: a real-time signal that C libraries leave alone.
-pub const CONTROL_SIGNAL: i32 = 60;
+use crate::run_state::{self, CONTROL_SIGNAL, Ending, Role};
 
 /// Signals that would end the process and end the closure instead.
 pub(crate) const FATAL: [i32; 7] =
@@ -82,7 +78,7 @@ extern "C" fn on_end(signal: i32, info: *const QueuedInfo, context: *mut c_void)
     if signals::queued_value(unsafe { &*info }) != Some(END) {
         // SAFETY: the disposition before ours, and what the kernel passed.
         unsafe { signals::pass_on(FORMER.load(Ordering::Acquire), signal, info, context) };
-    } else if engine::role() == engine::Role::Doomed {
+    } else if run_state::role() == Role::Doomed {
         thread::exit()
     }
 }
@@ -120,7 +116,7 @@ extern "C" fn on_fatal(signal: i32, info: *const Info, _: *mut c_void) {
     let info = unsafe { &*info };
     // A signal that was sent has no address.
     let address = if info.code > 0 { info.address } else { 0 };
-    engine::end_from_here(Ending::Signaled { signal, address });
+    run_state::end_from_here(Ending::Signaled { signal, address });
     // Not ours to handle: a forked child, or nothing running. What the signal does without us, it does now.
     let default = Action::default();
     // SAFETY: the default disposition has no handler.
@@ -135,19 +131,9 @@ extern "C" fn on_fatal(signal: i32, info: *const Info, _: *mut c_void) {
 extern "C" fn on_control(_: i32, info: *const Info, _: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo.
     let from_timer = unsafe { (*info).code } == libc::SI_TIMER;
-    match engine::role() {
-        engine::Role::Owner if from_timer => engine::end_from_here(Ending::TimedOut),
-        engine::Role::Owner => engine::end_as_asked(),
-        engine::Role::Doomed | engine::Role::Bystander => {}
-    }
-}
-
-/// Waits for the end that another thread is going to bring.
-pub(crate) fn wait_for_the_end() -> ! {
-    // Only what ends us may wake us.
-    signals::set_mask(Mask::MAX & !signals::mask_of(&[signals::INTERNAL]));
-    loop {
-        // SAFETY: pause takes nothing.
-        let _ = unsafe { syscall!(Sysno::pause) };
+    match run_state::role() {
+        Role::Owner if from_timer => run_state::end_from_here(Ending::TimedOut),
+        Role::Owner => run_state::end_as_asked(),
+        Role::Doomed | Role::Bystander => {}
     }
 }

@@ -1,20 +1,17 @@
 //! The engine: one per process, in the arena, out of reach of what it rolls back.
 //!
-//! It works on a stack of its own with signals blocked. Its life is a cycle of three phases: *idle*, *running* (a
-//! closure runs on the program's stack), *busy* (the engine works). What ends a closure (its return, a signal, a limit,
-//! another thread) first claims the ending, so that there is one; then the owner's thread crosses over to [`end_run`].
+//! It works on a stack of its own with signals blocked. Its phases are those of [`crate::run_state`], which signal handlers
+//! use; when a closure has ended, the owner's thread crosses over to [`end_run`].
 //!
-//! This is the one file with process-wide variables, because signal handlers and the C interface leave no choice: where
-//! the arena is, where the engine is, and whose.
+//! The variables of the process say where the arena is, where the engine is, and whose: the C interface has no handle.
 
 mod owner;
 mod setup;
 
-use orrery_sys::rseq;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use orrery_memory::space::{Config, Statistics};
 use orrery_memory::{Arena, PageRange};
@@ -24,10 +21,10 @@ pub use self::owner::EXIT_BROKEN;
 use self::owner::{Inner, Snapshot};
 pub(crate) use self::setup::set_up;
 use crate::arch::{self, AGAIN, Crossing};
-use crate::control::{self, CONTROL_SIGNAL};
 use crate::error::{Error, Result};
-use crate::lazy_free::LazyFree;
-use crate::safe_point;
+use crate::rseq_areas::RseqAreas;
+use crate::run_state::{CONTROL_SIGNAL, Ending, Phase, RunState};
+use crate::safe_point::{self, SafePointState};
 use crate::undo::children::Children;
 
 static ARENA: AtomicPtr<Arena> = AtomicPtr::new(std::ptr::null_mut());
@@ -37,39 +34,6 @@ static CLAIM: AtomicU64 = AtomicU64::new(0);
 
 const STACK: usize = 256 << 10;
 const ALTERNATE_STACK: usize = 64 << 10;
-/// Threads that may be parked at the same time.
-const MOST_THREADS: usize = 256;
-
-/// How a closure ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    Returned,
-    Panicked,
-    Exited(i32),
-    Signaled { signal: i32, address: usize },
-    TimedOut,
-    MemoryLimit,
-    Abandoned(u64),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-enum Phase {
-    Idle,
-    Running,
-    Busy,
-}
-
-/// What a thread is to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// It runs the closure.
-    Owner,
-    /// It was started by a closure that is over.
-    Doomed,
-    /// It has nothing to do with it.
-    Bystander,
-}
 
 /// How often a closure runs, and from when on limits apply to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,23 +57,15 @@ pub(crate) struct Limits {
 
 pub(crate) struct Engine {
     arena: &'static Arena,
-    owner_process: i32,
-    owner_thread: i32,
-    phase: AtomicU32,
-    /// 1 once an ending was claimed.
-    claimed: AtomicU32,
-    ending: UnsafeCell<Ending>,
+    run: RunState,
     /// How the round before this one ended.
     last: UnsafeCell<Option<Ending>>,
-    words: safe_point::SafePointState,
-    lazy_free: LazyFree,
-    /// Where threads have their restartable-sequence areas.
-    rseq: [AtomicUsize; MOST_THREADS],
+    safe_point: SafePointState,
+    rseq_areas: RseqAreas,
     inner: UnsafeCell<Inner>,
 }
 
-// SAFETY: `inner` is used by the owner's thread alone; `ending` is written by whoever claimed it and read by the owner
-// afterwards; the rest is atomic.
+// SAFETY: `inner` and `last` are used by the owner's thread alone; the rest is shared safely.
 unsafe impl Sync for Engine {}
 
 /// The process' arena.
@@ -133,102 +89,24 @@ pub(crate) fn arena() -> Result<&'static Arena> {
 fn current() -> Option<&'static Engine> {
     // SAFETY: once set, it points to an engine, which is there for good.
     let engine = unsafe { ENGINE.load(Ordering::Acquire).as_ref() }?;
-    (engine.owner_process == rustix::process::getpid().as_raw_pid()).then_some(engine)
-}
-
-/// The words of the safe points.
-pub(crate) fn safe_point_words() -> Option<&'static safe_point::SafePointState> {
-    // Without asking for the process: this is on the path of every safe point.
-    // SAFETY: as in `current`.
-    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }.map(|engine| &engine.words)
-}
-
-/// What the calling thread is.
-pub(crate) fn role() -> Role {
-    let Some(engine) = current() else {
-        return Role::Bystander;
-    };
-    if engine.is_owner() {
-        Role::Owner
-    } else if engine.is_in(Phase::Busy) {
-        Role::Doomed
-    } else {
-        Role::Bystander
-    }
-}
-
-/// Ends the running closure, if one runs in this process. On the owner's thread it does not return then; on another
-/// thread neither, for that thread ends with it. It returns if nothing runs. Async-signal-safe.
-pub(crate) fn end_from_here(ending: Ending) {
-    let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) else {
-        return;
-    };
-    engine.claim(ending);
-    if engine.is_owner() {
-        engine.cross_to_end();
-    }
-    let _ = signals::send_to_thread(engine.owner_process, engine.owner_thread, CONTROL_SIGNAL);
-    control::wait_for_the_end();
-}
-
-/// On the owner's thread: ends the closure if another thread claimed an ending.
-pub(crate) fn end_as_asked() {
-    if let Some(engine) = current()
-        && engine.is_in(Phase::Running)
-        && engine.claimed.load(Ordering::Acquire) == 1
-    {
-        engine.cross_to_end();
-    }
-}
-
-/// Keeps the calling thread's restartable-sequence area out of every restore: the kernel writes it when it likes.
-pub(crate) fn leave_rseq_alone() {
-    // SAFETY: as in `current`.
-    let engine = unsafe { ENGINE.load(Ordering::Acquire).as_ref() };
-    if let (Some(engine), Some(address)) = (engine, rseq::area()) {
-        for place in &engine.rseq {
-            let taken = place.compare_exchange(0, address, Ordering::AcqRel, Ordering::Acquire);
-            if taken.is_ok() || taken == Err(address) {
-                return;
-            }
-        }
-    }
-}
-
-/// Notes that a closure gave memory back for the taking. Async-signal-safe.
-pub(crate) fn note_lazy_free(start: usize, length: usize) {
-    if let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) {
-        engine.lazy_free.note(start, length);
-    }
+    (engine.run.owner_process() == rustix::process::getpid().as_raw_pid()).then_some(engine)
 }
 
 impl Engine {
     /// The engine, for its owner, between runs.
     pub(crate) fn for_owner(&'static self) -> Result<&'static Self> {
         let caller = rustix::process::getpid().as_raw_pid();
-        if caller != self.owner_process {
-            return Err(Error::OtherProcess { owner: self.owner_process, caller });
+        if caller != self.run.owner_process() {
+            return Err(Error::OtherProcess { owner: self.run.owner_process(), caller });
         }
         let caller = rustix::thread::gettid().as_raw_pid();
-        if caller != self.owner_thread {
-            return Err(Error::WrongThread { owner: self.owner_thread, caller });
+        if caller != self.run.owner_thread() {
+            return Err(Error::WrongThread { owner: self.run.owner_thread(), caller });
         }
-        if !self.is_in(Phase::Idle) {
+        if !self.run.is_in(Phase::Idle) {
             return Err(Error::Nested);
         }
         Ok(self)
-    }
-
-    fn is_owner(&self) -> bool {
-        rustix::thread::gettid().as_raw_pid() == self.owner_thread
-    }
-
-    fn is_in(&self, phase: Phase) -> bool {
-        self.phase.load(Ordering::Acquire) == phase as u32
-    }
-
-    fn enter(&self, phase: Phase) {
-        self.phase.store(phase as u32, Ordering::Release);
     }
 
     /// The owner's part.
@@ -238,25 +116,9 @@ impl Engine {
     /// interrupts it crosses over to the engine for good, or leaves the inner part alone.
     #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
     unsafe fn inner(&self) -> &mut Inner {
-        debug_assert!(self.is_owner());
+        debug_assert!(self.run.is_owner());
         // SAFETY: the caller's promise.
         unsafe { &mut *self.inner.get() }
-    }
-
-    /// Makes `ending` the ending, unless there is one.
-    fn claim(&self, ending: Ending) {
-        if self.claimed.swap(1, Ordering::AcqRel) == 0 {
-            // SAFETY: whoever claims is alone in writing, and the owner reads after it learned of the claim.
-            unsafe { *self.ending.get() = ending };
-        }
-    }
-
-    fn cross_to_end(&self) -> ! {
-        signals::block_all();
-        // SAFETY: this is the owner's thread, and holds no other reference.
-        let crossing = &raw mut unsafe { self.inner() }.crossing;
-        // SAFETY: the phase says that the crossing's body runs, and this is its thread.
-        unsafe { arch::finish(crossing) }
     }
 
     /// Runs `body` with `argument` and undoes what it did, once or again and again.
@@ -281,12 +143,9 @@ impl Engine {
         inner.crossing.body = body;
         inner.crossing.argument = argument;
         inner.crossing.end = end_run;
-        self.claimed.store(0, Ordering::Release);
-        // SAFETY: nobody reads or writes these before a closure runs.
-        unsafe {
-            *self.ending.get() = Ending::Returned;
-            *self.last.get() = None;
-        }
+        self.run.reset();
+        // SAFETY: this is the owner's thread, and no closure runs.
+        unsafe { *self.last.get() = None };
         let crossing = &raw mut inner.crossing;
         // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than
         // unwind.
@@ -295,8 +154,7 @@ impl Engine {
         // SAFETY: this is the owner's thread, and holds no other reference.
         match unsafe { self.inner() }.error {
             Some(error) => Err(error),
-            // SAFETY: no closure runs any more.
-            None => Ok(unsafe { *self.ending.get() }),
+            None => Ok(self.run.ending()),
         }
     }
 
@@ -413,15 +271,15 @@ pub(crate) fn last_ending() -> Option<Ending> {
 /// Returns whether the calling thread's process may be rolled back to a state before now: a closure runs, or there are
 /// snapshots.
 pub fn may_roll_back() -> bool {
-    current().filter(|engine| engine.is_owner()).is_some_and(|engine| {
+    current().filter(|engine| engine.run.is_owner()).is_some_and(|engine| {
         // SAFETY: this is the owner's thread, and holds no other reference.
-        engine.is_in(Phase::Running) || unsafe { engine.inner() }.snapshots.iter().any(Option::is_some)
+        engine.run.is_in(Phase::Running) || unsafe { engine.inner() }.snapshots.iter().any(Option::is_some)
     })
 }
 
 /// The running closure is not to run again.
 pub(crate) fn stop_repeating() {
-    if let Some(engine) = current().filter(|engine| engine.is_owner()) {
+    if let Some(engine) = current().filter(|engine| engine.run.is_owner()) {
         // SAFETY: this is the owner's thread, and holds no other reference.
         unsafe { engine.inner() }.repeats = false;
     }
@@ -429,18 +287,12 @@ pub(crate) fn stop_repeating() {
 
 /// From now on the limits apply to the running closure.
 pub(crate) fn apply_limits() {
-    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Running)) {
+    if let Some(engine) = current().filter(|engine| engine.run.is_owner() && engine.run.is_in(Phase::Running))
+    {
         // SAFETY: this is the owner's thread, and holds no other reference.
         let inner = unsafe { engine.inner() };
         inner.limit_memory();
         inner.arm();
-    }
-}
-
-/// Takes note that the closure panicked; it is about to return.
-pub(crate) fn note_panic() {
-    if let Some(engine) = current() {
-        engine.claim(Ending::Panicked);
     }
 }
 
@@ -461,7 +313,7 @@ pub(crate) fn existing(id: u64) -> Result<&'static Engine> {
 /// What the last operation of the C interface could not do.
 pub(crate) fn last_error() -> Option<Error> {
     // SAFETY: this is the owner's thread, and holds no other reference.
-    current().filter(|engine| engine.is_owner()).and_then(|engine| unsafe { engine.inner() }.error)
+    current().filter(|engine| engine.run.is_owner()).and_then(|engine| unsafe { engine.inner() }.error)
 }
 
 /// The engine behind a crossing that is under way.
@@ -474,12 +326,12 @@ fn engine_at_work() -> &'static Engine {
 unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     let mask = signals::block_all();
-    engine.enter(Phase::Busy);
+    engine.run.enter(Phase::Busy);
     // SAFETY: this is the owner's thread, and holds no other reference.
     let inner = unsafe { engine.inner() };
     match inner.begin_run(engine, mask) {
         Ok(()) => {
-            engine.enter(Phase::Running);
+            engine.run.enter(Phase::Running);
             if inner.limits_at_once {
                 inner.arm();
             }
@@ -489,7 +341,7 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
         Err(error) => {
             inner.error = Some(error);
             safe_point::release();
-            engine.enter(Phase::Idle);
+            engine.run.enter(Phase::Idle);
             inner.crossing.mask = mask;
             1
         }
@@ -501,23 +353,20 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
 unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     signals::block_all();
-    engine.enter(Phase::Busy);
+    engine.run.enter(Phase::Busy);
     // SAFETY: this is the owner's thread, and holds no other reference.
     let inner = unsafe { engine.inner() };
     inner.disarm();
-    // SAFETY: phases other than running claim nothing.
-    let ending = unsafe { &mut *engine.ending.get() };
-    if inner.hit_memory_limit(*ending) {
-        *ending = Ending::MemoryLimit;
+    if inner.hit_memory_limit(engine.run.ending()) {
+        engine.run.set_ending(Ending::MemoryLimit);
     }
     inner.error = inner.put_back(engine, None).map(Error::NotUndone);
     if inner.repeats && inner.error.is_none() {
         // SAFETY: the closure, which reads it, does not run.
-        unsafe { *engine.last.get() = Some(*ending) };
-        *ending = Ending::Returned;
-        engine.claimed.store(0, Ordering::Release);
+        unsafe { *engine.last.get() = Some(engine.run.ending()) };
+        engine.run.reset();
         inner.limit_memory_at_once();
-        engine.enter(Phase::Running);
+        engine.run.enter(Phase::Running);
         if inner.limits_at_once {
             inner.arm();
         }
@@ -526,14 +375,14 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     }
     safe_point::release();
     inner.crossing.mask = inner.process.mask;
-    engine.enter(Phase::Idle);
+    engine.run.enter(Phase::Idle);
     0
 }
 
 /// Takes a snapshot of the C interface, on the engine's stack.
 unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
-    engine.enter(Phase::Busy);
+    engine.run.enter(Phase::Busy);
     // SAFETY: this is the owner's thread, and holds no other reference.
     let inner = unsafe { engine.inner() };
     inner.error = inner.take_snapshot(engine).err();
@@ -542,14 +391,14 @@ unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
         // SAFETY: the caller of `prepare_snapshot` waits for us.
         unsafe { name.write(before) };
     }
-    engine.enter(Phase::Idle);
+    engine.run.enter(Phase::Idle);
     if inner.error.is_some() { -1 } else { 0 }
 }
 
 /// Goes back to a snapshot, on the engine's stack.
 unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
-    engine.enter(Phase::Busy);
+    engine.run.enter(Phase::Busy);
     // SAFETY: this is the owner's thread, and holds no other reference.
     let inner = unsafe { engine.inner() };
     let place = inner.wanted;
@@ -559,6 +408,6 @@ unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
         .map_or((0, 0), |snapshot| (snapshot.stack_pointer, snapshot.process.mask));
     inner.crossing.stack_pointer = stack_pointer;
     inner.crossing.mask = mask;
-    engine.enter(Phase::Idle);
+    engine.run.enter(Phase::Idle);
     inner.value
 }

@@ -17,7 +17,7 @@ use rustix::mm::{MprotectFlags, mprotect};
 use syscalls::{Sysno, syscall};
 
 use crate::arch::jump_code;
-use crate::engine::{self, Ending};
+use crate::run_state::{self, Ending};
 
 /// Puts the jumps in place, if they are not. Where the C library's text may not be changed, an exit ends the process.
 ///
@@ -57,7 +57,7 @@ fn replace(name: &CStr, target: usize) -> rustix::io::Result<()> {
 /// What `madvise` is now.
 extern "C" fn through_madvise(address: usize, length: usize, advice: c_int) -> c_int {
     if advice == libc::MADV_FREE {
-        engine::note_lazy_free(address, length);
+        run_state::note_lazy_free(address, length);
     }
     // SAFETY: the caller's own request, with the caller's own consequences.
     match unsafe { syscall!(Sysno::madvise, address, length, advice) } {
@@ -72,7 +72,7 @@ extern "C" fn through_madvise(address: usize, length: usize, advice: c_int) -> c
 
 /// What `_exit` is now.
 extern "C" fn through_exit(status: i32) -> ! {
-    engine::end_from_here(Ending::Exited(status));
+    run_state::end_from_here(Ending::Exited(status));
     loop {
         // SAFETY: the end of the process.
         let _ = unsafe { syscall!(Sysno::exit_group, status) };

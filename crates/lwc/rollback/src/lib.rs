@@ -52,17 +52,19 @@ mod interpose;
 mod kept_buffer;
 mod lazy_free;
 mod rollback;
+mod rseq_areas;
+mod run_state;
 mod safe_point;
 mod undo;
 
 pub mod snapshot;
 pub mod watcher;
 
-pub use control::CONTROL_SIGNAL;
 pub use engine::{EXIT_BROKEN, may_roll_back};
 pub use error::{Error, Leftover, Result};
 pub use hooks::after_rollback;
 pub use kept_buffer::{Full, KeptBuffer};
 pub use rollback::{Builder, Outcome, Rollback, abandon};
+pub use run_state::CONTROL_SIGNAL;
 pub use safe_point::safe_point;
 pub use undo::children::Children;

@@ -10,8 +10,9 @@ use orrery_memory::images::Visibility;
 use orrery_memory::space::{Config, First, Restored, Statistics};
 use orrery_memory::tracker::Choice;
 
-use crate::engine::{self, Ending, Engine, Limits, RunMode};
+use crate::engine::{self, Engine, Limits, RunMode};
 use crate::error::Result;
+use crate::run_state::{self, Ending};
 use crate::undo::children::Children;
 
 /// How a closure ended. However that was, what it did is undone.
@@ -306,7 +307,7 @@ impl std::fmt::Debug for Rollback {
 /// Ends the closure that runs in this process, from any of its threads or from a signal handler, with
 /// [`Outcome::Abandoned`]. It returns only if none runs. Async-signal-safe.
 pub fn abandon(code: u64) {
-    engine::end_from_here(Ending::Abandoned(code));
+    run_state::end_from_here(Ending::Abandoned(code));
 }
 
 /// The range, if it is one of whole pages.
@@ -348,6 +349,6 @@ fn catch(closure: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(closure)) {
         // Its memory is about to be what it was before; dropping it could panic again.
         std::mem::forget(payload);
-        engine::note_panic();
+        run_state::note_panic();
     }
 }

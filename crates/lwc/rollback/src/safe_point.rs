@@ -3,19 +3,34 @@
 //! A parked thread sits in a futex wait on a word of the arena. Its stack and registers do not change, so memory can be
 //! put back around it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-use crate::engine;
+use crate::rseq_areas;
 
-/// What threads and the engine tell each other; it lies in the arena.
+/// The words that threads and the engine share. It lies in the arena.
 #[derive(Debug, Default)]
 pub(crate) struct SafePointState {
     /// 1 while threads are to park.
     wanted: AtomicU32,
     /// How many wait.
     parked: AtomicU32,
+}
+
+static STATE: AtomicPtr<SafePointState> = AtomicPtr::new(std::ptr::null_mut());
+
+impl SafePointState {
+    /// Makes these the words that safe points use.
+    pub(crate) fn publish(&'static self) {
+        STATE.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
+    }
+}
+
+/// Returns the words. It does not check whose process this is, because every safe point calls it.
+fn words() -> Option<&'static SafePointState> {
+    // SAFETY: once set, it points into the arena, to words that are never freed.
+    unsafe { STATE.load(Ordering::Acquire).as_ref() }
 }
 
 /// How often [`gather`] looks, 50 us apart, before it gives up.
@@ -27,13 +42,13 @@ const ROUNDS: usize = 20_000;
 /// are at a safe point. Call this wherever a thread can do without the locks that it holds; it costs one load when
 /// nobody waits.
 pub fn safe_point() {
-    let Some(words) = engine::safe_point_words() else {
+    let Some(words) = words() else {
         return;
     };
     if words.wanted.load(Ordering::Acquire) == 0 {
         return;
     }
-    engine::leave_rseq_alone();
+    rseq_areas::leave_own_alone();
     words.parked.fetch_add(1, Ordering::AcqRel);
     while words.wanted.load(Ordering::Acquire) == 1 {
         // Interrupted or woken, it looks again.
@@ -45,7 +60,7 @@ pub fn safe_point() {
 /// Asks all threads to park, and returns how many did within a second. `others` counts those that should: it is asked
 /// each time, for a thread that was joined may still be on its way out.
 pub(crate) fn gather(others: impl Fn() -> usize) -> usize {
-    let Some(words) = engine::safe_point_words() else {
+    let Some(words) = words() else {
         return 0;
     };
     words.wanted.store(1, Ordering::Release);
@@ -59,9 +74,9 @@ pub(crate) fn gather(others: impl Fn() -> usize) -> usize {
     words.parked.load(Ordering::Acquire) as usize
 }
 
-/// Lets them go on.
+/// Lets parked threads continue.
 pub(crate) fn release() {
-    if let Some(words) = engine::safe_point_words()
+    if let Some(words) = words()
         && words.wanted.swap(0, Ordering::AcqRel) == 1
     {
         let _ = futex::wake(&words.wanted, futex::Flags::PRIVATE, u32::MAX >> 1);

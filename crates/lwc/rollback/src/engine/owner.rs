@@ -2,17 +2,17 @@
 
 use orrery_sys::rseq;
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering;
 
 use orrery_memory::space::{SnapshotId, Space};
 use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
 use orrery_sys::signals::{self, AlternateStack, Mask};
 use orrery_sys::timers::{self, PosixTimers, TimerId};
 
-use super::{Ending, Engine, Limits};
+use super::{Engine, Limits};
 use crate::arch::Crossing;
 use crate::control;
 use crate::error::{Error, Leftover, Result};
+use crate::run_state::Ending;
 use crate::undo::attributes::Attributes;
 use crate::undo::children::{Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
@@ -150,11 +150,8 @@ impl Inner {
     }
 
     pub(super) fn note_rseq(&mut self, engine: &Engine) -> Result<()> {
-        for place in &engine.rseq {
-            match place.load(Ordering::Acquire) {
-                0 => break,
-                address => self.space.exclude_bytes(address, rseq::LENGTH)?,
-            }
+        for address in engine.rseq_areas.addresses() {
+            self.space.exclude_bytes(address, rseq::LENGTH)?;
         }
         Ok(())
     }
@@ -259,7 +256,7 @@ impl Inner {
             // Memory cannot be put back under a thread that runs.
             die(&Error::NotUndone(thread));
         }
-        if let Err(error) = engine.lazy_free.take(|range| space.assume_written(range)) {
+        if let Err(error) = engine.run.lazy_free.take(|range| space.assume_written(range)) {
             die(&Error::Memory(error));
         }
         // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's

@@ -4,7 +4,7 @@ use orrery_sys::thread;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use allocator_api2::alloc::Allocator;
 use orrery_memory::HeapVec;
@@ -12,20 +12,18 @@ use orrery_memory::space::{Config, Space};
 use orrery_sys::timers::{self, PosixTimers};
 
 use super::owner::{Inner, ProcessState, Sources};
-use super::{
-    ALTERNATE_STACK, CLAIM, ENGINE, Ending, Engine, Limits, MOST_THREADS, Phase, STACK, arena, begin_run,
-    current, end_run, leave_rseq_alone,
-};
+use super::{ALTERNATE_STACK, CLAIM, ENGINE, Engine, Limits, STACK, arena, begin_run, current, end_run};
 use crate::arch::Crossing;
-use crate::control::CONTROL_SIGNAL;
 use crate::error::{Error, Result};
-use crate::lazy_free::LazyFree;
 use crate::rollback::stack_address;
+use crate::rseq_areas::{self, RseqAreas};
+use crate::run_state::{self, CONTROL_SIGNAL, RunState};
+use crate::safe_point::SafePointState;
 use crate::undo::children::{Children, Nursery};
 use crate::undo::descriptors::Keepers;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
-use crate::{safe_point, watcher};
+use crate::watcher;
 
 /// Makes the engine of this process, or finds it. `children` counts when it is made.
 pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
@@ -83,15 +81,10 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     let unset: unsafe extern "C" fn(*mut Crossing) -> i32 = begin_run;
     let engine = Engine {
         arena,
-        owner_process: rustix::process::getpid().as_raw_pid(),
-        owner_thread: thread,
-        phase: AtomicU32::new(Phase::Idle as u32),
-        claimed: AtomicU32::new(0),
-        ending: UnsafeCell::new(Ending::Returned),
+        run: RunState::new(),
         last: UnsafeCell::new(None),
-        words: safe_point::SafePointState::default(),
-        lazy_free: LazyFree::new(),
-        rseq: [const { AtomicUsize::new(0) }; MOST_THREADS],
+        safe_point: SafePointState::default(),
+        rseq_areas: RseqAreas::new(),
         inner: UnsafeCell::new(Inner {
             crossing: Crossing {
                 stack_pointer: 0,
@@ -149,7 +142,11 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     // SAFETY: this is the owner's thread, and holds no other reference.
     unsafe { engine.inner() }.sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;
     ENGINE.store(pointer.as_ptr(), Ordering::Release);
-    leave_rseq_alone();
+    // SAFETY: this is the owner's thread, and holds no other reference.
+    run_state::publish(&engine.run, &raw mut unsafe { engine.inner() }.crossing);
+    engine.safe_point.publish();
+    engine.rseq_areas.publish();
+    rseq_areas::leave_own_alone();
     Ok(engine)
 }
 
