@@ -20,6 +20,7 @@
 //! | the calling thread | [`thread`], [`rseq`] |
 //! | capabilities by name | [`capability`] |
 //! | the control group of this process | [`cgroups`] |
+//! | the kernel's network configuration and sockets | [`netlink`] |
 
 mod error;
 mod generation;
@@ -35,6 +36,7 @@ pub mod kcmp;
 pub mod maps;
 pub mod mapwatch;
 pub mod memory_copy;
+pub mod netlink;
 pub mod notify;
 pub mod pagemap;
 pub mod peer;

@@ -18,7 +18,6 @@
 mod pending;
 #[cfg(test)]
 mod tests;
-mod uffd;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -35,12 +34,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use orrery_kimage::Kernel;
 use orrery_orthros_images::{PAGE, PageRun};
 use orrery_orthros_wire::Report;
+use orrery_sys::uffd::missing::{Event, MissingPages, Supplied};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::{kernel_parameters, pidns};
 use pending::PendingPages;
-use uffd::{Copied, Event, Userfaultfd};
 
 /// The name of the socket, in the directory that criu works in.
 const SOCKET: &str = "lazy-pages.socket";
@@ -68,7 +67,7 @@ impl PageSource for Kernel {
 /// Returns whether pages can be lazy: the kernel must have userfaultfd, and the host may disable it with `orrery.lazy_pages=off`.
 pub(crate) fn are_possible() -> bool {
     kernel_parameters::parameter("orrery.lazy_pages").as_deref() != Some("off")
-        && Userfaultfd::open().is_some()
+        && MissingPages::open().is_ok()
 }
 
 /// Sends a report to the host.
@@ -192,7 +191,7 @@ impl Drop for AbortOnPanic {
 
 /// A process with lazy pages.
 struct Space {
-    uffd: Userfaultfd,
+    uffd: MissingPages,
     pending: PendingPages,
     /// Pages that threads wait for and that could not be copied at once.
     faults: VecDeque<u64>,
@@ -347,16 +346,17 @@ impl Server {
         while let Some(event) = space.uffd.event()? {
             match event {
                 Event::Fault(page) => space.faults.push_back(page),
-                Event::Forked(uffd) => children.push(Space {
+                Event::Fork(uffd) => children.push(Space {
                     uffd,
                     pending: space.pending.clone(),
                     faults: VecDeque::new(),
                     lives: true,
                 }),
-                Event::Moved { from, to, length } => space.pending.relocate(from, to, length),
-                Event::Dropped { start, end } => {
+                Event::Remap { from, to, length } => space.pending.relocate(from, to, length),
+                Event::Remove { start, end } => {
                     space.pending.take(start, end);
                 }
+                event => bail!("unknown event {event:?} of a userfaultfd"),
             }
         }
         while let Some(page) = space.faults.pop_front() {
@@ -394,16 +394,16 @@ impl Space {
             // SAFETY: `from` points to `length` readable bytes of the source, which lives as long as the server.
             let copied = unsafe { self.uffd.copy(from, run.address, run.length) }?;
             let done = match copied {
-                Copied::Bytes(done) => done,
-                Copied::There => {
+                Supplied::Bytes(done) => done,
+                Supplied::Present => {
                     self.uffd.wake(run.address);
                     PAGE
                 }
-                Copied::Changing => {
+                Supplied::Changing => {
                     self.pending.put_back(run);
                     return Ok(false);
                 }
-                Copied::Ended => {
+                Supplied::Exited => {
                     self.end();
                     return Ok(true);
                 }
@@ -424,10 +424,10 @@ impl Space {
     /// Fills a page with zeros: it was never touched, or was discarded.
     fn zero(&mut self, page: u64) -> Result<bool> {
         match self.uffd.zero(page)? {
-            Copied::Bytes(_) => {}
-            Copied::There => self.uffd.wake(page),
-            Copied::Changing => return Ok(false),
-            Copied::Ended => self.end(),
+            Supplied::Bytes(_) => {}
+            Supplied::Present => self.uffd.wake(page),
+            Supplied::Changing => return Ok(false),
+            Supplied::Exited => self.end(),
         }
         Ok(true)
     }

@@ -4,7 +4,6 @@ pub(crate) mod configuration;
 pub(crate) mod datagrams;
 pub(crate) mod interface;
 pub(crate) mod loopback;
-mod netlink;
 mod packet;
 pub(crate) mod resets;
 pub(crate) mod tcp_kick;

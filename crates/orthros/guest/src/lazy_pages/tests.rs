@@ -1,10 +1,9 @@
 //! This process plays a restored one, and criu as well.
 
-use std::os::fd::AsRawFd as _;
+use std::os::fd::AsFd as _;
 use std::sync::mpsc::channel;
 
-use linux_raw_sys::general::{UFFDIO_REGISTER_MODE_MISSING, uffdio_range, uffdio_register};
-use linux_raw_sys::ioctl::UFFDIO_REGISTER;
+use orrery_sys::PageRange;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -40,19 +39,8 @@ fn place(page: usize) -> usize {
     if page % 10 < 6 { page } else { 900 - page }
 }
 
-/// Lets a userfaultfd wait for so many bytes, as criu does.
-fn register(uffd: &Userfaultfd, start: *mut u64, length: usize) {
-    let range = uffdio_range { start: start.expose_provenance() as u64, len: length as u64 };
-    let mut register = uffdio_register { range, mode: UFFDIO_REGISTER_MODE_MISSING.into(), ioctls: 0 };
-    // SAFETY: the request reads and writes the structure that it is passed; the memory is the test's.
-    let done = unsafe {
-        libc::ioctl(uffd.as_fd().as_raw_fd(), libc::Ioctl::from(UFFDIO_REGISTER), &raw mut register)
-    };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-}
-
 /// Says what criu says of a process.
-fn introduce(criu: &mut UnixStream, pid: i32, uffd: &Userfaultfd) {
+fn introduce(criu: &mut UnixStream, pid: i32, uffd: &MissingPages) {
     criu.write_all(&pid.to_ne_bytes()).unwrap();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut room);
@@ -89,11 +77,12 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
         unsafe { mmap_anonymous(std::ptr::null_mut(), pages * SIZE, protection, MapFlags::PRIVATE) }.unwrap()
     };
     let memory = Memory(map(PAGES).cast());
-    let Some(uffd) = Userfaultfd::open() else {
-        orrery_testing::skipped!("this machine gives no userfaultfd that tells of forks");
+    let Ok(uffd) = MissingPages::open() else {
+        orrery_testing::skipped!("this machine has no userfaultfd that reports forks");
         return;
     };
-    register(&uffd, memory.0, PAGES * SIZE);
+    // SAFETY: the server below supplies the pages.
+    unsafe { uffd.register(PageRange::covering(memory.0.expose_provenance(), PAGES * SIZE)) }.unwrap();
     let directory = std::env::temp_dir().join(format!("orrery-lazy-pages-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
     let mut pending = PendingPages::default();

@@ -18,11 +18,11 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use orrery_sys::netlink::{CREATE, Netlink, REPLACE, attribute};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::netlink::NETFILTER;
 use serde::{Deserialize, Serialize};
 
-use super::netlink::{ANSWER, CREATE, Netlink, REPLACE, REQUEST, attribute, message};
 use crate::command;
 
 /// The file with the saved configuration, which a restore carries over.
@@ -122,14 +122,14 @@ impl NetworkConfiguration {
     /// Reads the current configuration.
     fn read(netlink: &mut Netlink, rules: Rules) -> Result<Self> {
         let mut list = |kind: &Kind, wanted: fn(&[u8]) -> bool| {
-            let mut listed = netlink.list(kind.list, &vec![0; kind.header]).context(kind.name)?;
+            let mut listed = netlink.dump(kind.list, &vec![0; kind.header]).context(kind.name)?;
             listed.retain(|body| wanted(body));
             anyhow::Ok(listed)
         };
         let (addresses, mut routes) =
             (list(&ADDRESS, is_configured_address)?, list(&ROUTE, is_configured_route)?);
         for route in &mut routes {
-            // A route that is given back with what has become of its link is refused.
+            // The kernel refuses a route with flags that report the state of its link.
             if let Some(flags) = route.get_mut(8..12) {
                 flags.copy_from_slice(&u32::from(byte(flags, 0) & ON_LINK).to_ne_bytes());
             }
@@ -164,18 +164,20 @@ impl NetworkConfiguration {
     /// Gives this machine the addresses, and no others. Returns remarks about what does not work.
     pub(crate) fn restore_addresses(&self) -> Vec<String> {
         let mut lost = Vec::new();
-        let done = Netlink::open(None, 0).and_then(|mut netlink| {
-            let mut there = netlink.list(ADDRESS.list, &[0; 8])?;
+        let mut replace = || -> Result<()> {
+            let mut netlink = Netlink::open(None, 0)?;
+            let mut there = netlink.dump(ADDRESS.list, &[0; 8])?;
             there.retain(|body| is_configured_address(body));
             let wanted: Vec<_> = self.addresses.iter().map(|body| identity(body)).collect();
             for body in there.iter().filter(|body| !wanted.contains(&identity(body))) {
-                netlink.ask(&message(DELETE_ADDRESS, REQUEST | ANSWER, body)).context("one too many")?;
+                netlink.transact(DELETE_ADDRESS, 0, body).context("cannot remove an address")?;
             }
             // Only now: the first address of a network may take the others along.
             restore(&mut netlink, &ADDRESS, &self.addresses, &mut lost);
             Ok(())
-        });
-        lost.extend(done.err().map(|error| format!("the service's addresses: {error:#}")));
+        };
+        let replaced = replace();
+        lost.extend(replaced.err().map(|error| format!("the service's addresses: {error:#}")));
         lost
     }
 
@@ -206,7 +208,7 @@ impl NetworkConfiguration {
                 restore(&mut netlink, &ROUTE, &self.routes, &mut lost);
                 restore(&mut netlink, &NEIGHBOUR, &self.neighbours, &mut lost);
             }
-            Err(error) => lost.push(format!("the service's routes: {error:#}")),
+            Err(error) => lost.push(format!("the service's routes: {error}")),
         }
         lost
     }
@@ -214,10 +216,9 @@ impl NetworkConfiguration {
 
 fn restore(netlink: &mut Netlink, kind: &Kind, bodies: &[Vec<u8>], lost: &mut Vec<String>) {
     for (index, body) in bodies.iter().enumerate() {
-        let message = message(kind.new, REQUEST | ANSWER | CREATE | REPLACE, body);
-        if let Err(error) = netlink.ask(&message) {
+        if let Err(error) = netlink.transact(kind.new, CREATE | REPLACE, body) {
             let (name, of) = (kind.name, bodies.len());
-            lost.push(format!("{name} {} of {of} that the service had is lost: {error:#}", index + 1));
+            lost.push(format!("{name} {} of {of} that the service had is lost: {error}", index + 1));
         }
     }
 }
@@ -291,10 +292,8 @@ fn update(last: &mut Option<NetworkConfiguration>, generation: &mut u32) -> Resu
 
 /// Returns a number that goes up with each change of rules.
 fn rules_generation() -> u32 {
-    let asked =
-        Netlink::open(Some(NETFILTER), 0).and_then(|mut netlink| netlink.look_up(GENERATION, &[0; 4]));
-    let told = asked.ok();
-    let id = told.as_ref().and_then(|body| attribute(body, 4, GENERATION_ID)?.first_chunk());
+    let reply = Netlink::open(Some(NETFILTER), 0).and_then(|mut netlink| netlink.get(GENERATION, &[0; 4]));
+    let id = reply.as_ref().ok().and_then(|body| attribute(body, 4, GENERATION_ID)?.first_chunk());
     id.map_or(NO_RULES, |id| u32::from_be_bytes(*id))
 }
 

@@ -1,69 +1,67 @@
-//! The way from this machine to itself, closed while a service is being rebuilt.
+//! The loopback of this machine, which drops all packets while a service is being rebuilt.
 //!
-//! A service may have both ends of a TCP connection. criu makes one after the other, and the first one sends what had not been
-//! sent as soon as it is there: the other end is not, and whoever listens at its port, or the kernel in his place, answers that
-//! there is no such connection (`RST`), which ends it. criu itself would keep packets away by netfilter, where that is loaded.
-//! So all that goes to this machine itself is dropped until both ends are there, as if it had been lost on a line: a queue
-//! that drops what it is given and says that it was sent (`blackhole`, Linux 4.20) stands before the loopback, put there by
-//! rtnetlink(7). TCP repeats it.
+//! A service may have both ends of a TCP connection. criu makes one after the other, and the first sends its unsent bytes at
+//! once. The other end does not exist yet, so a listener at its port, or the kernel, would answer with `RST`, which ends the
+//! connection. criu itself would block such packets by netfilter, where that is loaded. Here a queueing discipline that
+//! drops packets and reports them as sent (`blackhole`, Linux 4.20) is attached to the loopback by rtnetlink(7) until both
+//! ends exist. TCP retransmits the packets.
 
 use anyhow::{Context as _, Result};
+use orrery_sys::netlink::{CREATE, Netlink, REPLACE};
 
-use super::netlink::{self, ANSWER, CREATE, Netlink, REPLACE, REQUEST};
-
-/// The loopback is each network's first device.
+/// The loopback is the first device of each network namespace.
 const LOOPBACK: i32 = 1;
-/// `RTM_NEWQDISC` and `RTM_DELQDISC` of `linux/rtnetlink.h`.
+/// `RTM_NEWQDISC` of `linux/rtnetlink.h`.
 const NEW: u16 = 36;
+/// `RTM_DELQDISC`.
 const DELETE: u16 = 37;
-/// `TC_H_ROOT`, and `TCA_KIND`.
+/// `TC_H_ROOT`.
 const ROOT: u32 = u32::MAX;
+/// `TCA_KIND`.
 const KIND: u16 = 1;
-/// What drops everything; of even words.
-const DROPPER: &[u8; 12] = b"blackhole\0\0\0";
+/// The name of the discipline that drops everything, padded to whole words.
+const BLACKHOLE: &[u8; 12] = b"blackhole\0\0\0";
 
-/// The loopback, closed until [`open`], or until this is dropped.
+/// The loopback while it drops packets: until [`open`], or until this is dropped.
 #[must_use = "the loopback is open again when this is dropped"]
 pub(crate) struct Closed(());
 
-/// Closes it.
+/// Makes the loopback drop all packets.
 ///
 /// # Errors
-///
-/// Where the kernel refuses.
+/// The kernel's.
 pub(crate) fn close() -> Result<Closed> {
-    ask(NEW, CREATE | REPLACE).context("cannot close the loopback")?;
+    change(NEW, CREATE | REPLACE).context("cannot close the loopback")?;
     Ok(Closed(()))
 }
 
-/// Opens it again.
+/// Makes the loopback deliver packets again.
 ///
 /// # Errors
-///
-/// Where the kernel refuses, as where it is not closed.
+/// The kernel's, for instance if it is not closed.
 pub(crate) fn open() -> Result<()> {
-    ask(DELETE, 0).context("cannot open the loopback")
+    change(DELETE, 0).context("cannot open the loopback")
 }
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        // Where all went well it is open already.
+        // After a success it is open already, and this fails.
         let _ = open();
     }
 }
 
-/// Asks for a change of the queue before the loopback.
-fn ask(kind: u16, flags: u16) -> Result<()> {
+/// Changes the queueing discipline of the loopback.
+fn change(kind: u16, flags: u16) -> Result<()> {
     // A `tcmsg`: any family, the device, no handle, at its root.
     let mut body = [&[0; 4][..], &LOOPBACK.to_ne_bytes(), &[0; 4], &ROOT.to_ne_bytes(), &[0; 4]].concat();
     if kind == NEW {
-        // Without what fills it up to a whole word.
-        let length = u16::try_from(4 + DROPPER.len() - 2).unwrap_or(0);
+        // The length leaves out the padding.
+        let length = u16::try_from(4 + BLACKHOLE.len() - 2).unwrap_or(0);
         body.extend(length.to_ne_bytes());
         body.extend(KIND.to_ne_bytes());
-        body.extend(DROPPER);
+        body.extend(BLACKHOLE);
     }
-    Netlink::open(None, 0)?.ask(&netlink::message(kind, REQUEST | ANSWER | flags, &body))
+    Ok(Netlink::open(None, 0)?.transact(kind, flags, &body)?)
 }
 
 #[cfg(test)]
