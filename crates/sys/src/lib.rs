@@ -21,6 +21,7 @@
 //! | capabilities by name | [`capability`] |
 //! | the control group of this process | [`cgroups`] |
 //! | the kernel's network configuration and sockets | [`netlink`] |
+//! | how a thread is scheduled, how long a process ran | [`scheduling`] |
 
 mod error;
 mod generation;
@@ -45,6 +46,7 @@ pub mod process_memory;
 pub mod programs;
 pub mod ptrace;
 pub mod rseq;
+pub mod scheduling;
 pub mod scm;
 pub mod seccomp;
 pub mod signals;
