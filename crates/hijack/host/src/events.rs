@@ -1,12 +1,15 @@
 //! Reading the journal: single calls, as executives have written them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
-use orrery_hijack_image::journal::{ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, RESUMED, stamp_of};
+use orrery_hijack_image::journal::{ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, Journal, RESUMED, stamp_of};
+use rustix::thread::futex::{self, Flags, Timespec};
 
-use crate::shared_segment::SharedSegment;
+use crate::error::Result;
+use crate::shared_segment::{ForeignPage, SharedSegment};
 
 /// A slot that stays unwritten so long, with others behind it, was given up by its writer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -96,10 +99,28 @@ impl Event {
     }
 }
 
+/// Where a journal is.
+#[derive(Debug)]
+enum Source {
+    /// In the page of a run of this process.
+    Own(Arc<SharedSegment>),
+    /// In that of another one's, which does not wait for this reader.
+    Foreign(ForeignPage),
+}
+
+impl Source {
+    fn journal(&self) -> &Journal {
+        match self {
+            Self::Own(segment) => &segment.page().journal,
+            Self::Foreign(foreign) => &foreign.page().journal,
+        }
+    }
+}
+
 /// Reads events. While there is a reader, programs wait for it rather than have their calls untold.
 #[derive(Debug)]
 pub struct Events {
-    segment: Arc<SharedSegment>,
+    source: Source,
     next: u64,
     /// Since when the next slot is not written.
     missing: Option<Instant>,
@@ -111,12 +132,40 @@ impl Events {
         let journal = &segment.page().journal;
         journal.reader.store(std::process::id(), Relaxed);
         let next = journal.read.load(Relaxed);
-        Self { segment, next, missing: None, given_up: 0 }
+        Self { source: Source::Own(segment), next, missing: None, given_up: 0 }
+    }
+
+    /// Reads the journal of a run that another process has started, as [`Hijack::journal`](crate::Hijack::journal) names it there.
+    /// `owner` is the user who started it. Programs do not wait for this reader: what finds no room is lost, and counted.
+    ///
+    /// # Errors
+    /// [`Error::Facility`](crate::Error::Facility): there is no such segment, it is none of a run, or it is another user's.
+    pub fn attach(id: i32, owner: u32) -> Result<Self> {
+        let page = ForeignPage::attach(id, owner)?;
+        let next = page.page().journal.read.load(Relaxed);
+        Ok(Self { source: Source::Foreign(page), next, missing: None, given_up: 0 })
+    }
+
+    /// Sleeps until there may be an event, for `most` at most.
+    pub fn wait(&self, most: Duration) {
+        let journal = self.source.journal();
+        journal.waiting.store(1, Relaxed);
+        // Who writes an entry does so before it looks whether somebody sleeps.
+        fence(SeqCst);
+        if journal.next.load(Acquire) == self.next {
+            let most = Timespec {
+                tv_sec: i64::try_from(most.as_secs()).unwrap_or(1),
+                tv_nsec: most.subsec_nanos().into(),
+            };
+            // However it ends, the caller looks again.
+            let _ended = futex::wait(&journal.waiting, Flags::empty(), 1, Some(&most));
+        }
+        journal.waiting.store(0, Relaxed);
     }
 
     /// Events that were lost: their writers died, or found the journal full for too long.
     pub fn lost(&self) -> u64 {
-        self.segment.page().journal.lost.load(Relaxed) + self.given_up
+        self.source.journal().lost.load(Relaxed).saturating_add(self.given_up)
     }
 }
 
@@ -125,7 +174,7 @@ impl Iterator for Events {
 
     /// The next event, if there is one by now. There may be one later.
     fn next(&mut self) -> Option<Event> {
-        let journal = &self.segment.page().journal;
+        let journal = self.source.journal();
         loop {
             let slot = &journal.slots[usize::try_from(self.next).unwrap_or(0) % ENTRIES];
             let turn = stamp_of(self.next);
@@ -157,7 +206,9 @@ impl Iterator for Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.segment.page().journal.reader.store(0, Relaxed);
+        if let Source::Own(segment) = &self.source {
+            segment.page().journal.reader.store(0, Relaxed);
+        }
     }
 }
 
@@ -190,6 +241,36 @@ mod tests {
         }
         assert!(events.next().is_none());
         assert_eq!(events.lost(), 0);
+    }
+
+    #[test]
+    fn a_sleeping_reader_of_another_run_is_woken() {
+        let segment = Arc::new(SharedSegment::new().unwrap());
+        let user = rustix::process::geteuid().as_raw();
+        assert!(Events::attach(segment.id(), user + 1).is_err() && Events::attach(-1, user).is_err());
+        assert!(Events::attach(segment.verdicts_id(), user).is_err());
+        let mut events = Events::attach(segment.id(), user).unwrap();
+        let writer = std::thread::spawn({
+            let segment = Arc::clone(&segment);
+            move || {
+                let journal = &segment.page().journal;
+                while journal.waiting.load(Acquire) == 0 {
+                    std::thread::yield_now();
+                }
+                write(&segment, 0, 7);
+                journal.next.store(1, Relaxed);
+                fence(SeqCst);
+                if journal.waiting.swap(0, Relaxed) != 0 {
+                    futex::wake(&journal.waiting, Flags::empty(), 1).unwrap();
+                }
+            }
+        });
+        while events.next().is_none_or(|event| event.number() != 7) {
+            events.wait(Duration::from_secs(60));
+        }
+        writer.join().unwrap();
+        // It is no reader that anybody waits for.
+        assert_eq!(segment.page().journal.reader.load(Relaxed), 0);
     }
 
     #[test]

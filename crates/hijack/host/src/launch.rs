@@ -193,6 +193,11 @@ impl Hijack {
         Events::new(Arc::clone(&self.segment))
     }
 
+    /// Returns what another process of the same user can read the events by: see [`Events::attach`].
+    pub fn journal(&self) -> i32 {
+        self.segment.id()
+    }
+
     /// How often each rule of the policy fitted a call, and how often it acted.
     pub fn rule_hits(&self) -> Vec<(u64, u64)> {
         let rules = &self.segment.page().rules;

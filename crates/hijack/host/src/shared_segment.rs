@@ -63,6 +63,43 @@ impl SharedSegment {
     }
 }
 
+/// The page of a run that another process of this user, or of `owner`, has started.
+#[derive(Debug)]
+pub(crate) struct ForeignPage(Attached<SharedPage>);
+
+impl ForeignPage {
+    /// Attaches it. Whoever names a segment names one of his own.
+    pub(crate) fn attach(id: c_int, owner: u32) -> Result<Self> {
+        let refused = |cause| Error::Facility {
+            facility: "the journal of another process",
+            cause,
+            way_out: "it is the segment of a run of the same user",
+        };
+        // SAFETY: what is attached, and for as long as this lives, is a segment of the size of a `SharedPage`, which consists of atomics, of
+        // which any bytes are valid. A segment's size never changes.
+        unsafe {
+            let mut status: libc::shmid_ds = zeroed();
+            if libc::shmctl(id, libc::IPC_STAT, &raw mut status) != 0 {
+                return Err(refused(std::io::Error::last_os_error()));
+            }
+            if status.shm_segsz != size_of::<SharedPage>() || status.shm_perm.cuid != owner {
+                return Err(refused(std::io::Error::from_raw_os_error(libc::EPERM)));
+            }
+            let at = libc::shmat(id, ptr::null(), 0);
+            // A failing shmat gives an address of -1.
+            if at.addr() == usize::MAX {
+                return Err(refused(std::io::Error::last_os_error()));
+            }
+            let error = refused(std::io::Error::from_raw_os_error(libc::EFAULT));
+            Ok(Self(Attached { id, at: NonNull::new(at.cast()).ok_or(error)? }))
+        }
+    }
+
+    pub(crate) fn page(&self) -> &SharedPage {
+        self.0.get()
+    }
+}
+
 /// A segment with a `T` in it, attached for reading and writing.
 struct Attached<T> {
     id: c_int,

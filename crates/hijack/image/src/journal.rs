@@ -3,7 +3,7 @@
 //! Many write and one reads. A slot's stamp says whose turn it is: see [`stamp_of`]. A writer prepares its entry, takes a ticket, copies, and stamps; one that dies or is left by a `longjmp` in
 //! between blocks the ring, so the reader passes over a slot that stays unwritten while others behind it are, and counts
 //! it as lost. Writers that find the ring full wait for the reader; where there is none, they count what is lost.
-//! Nobody is woken: the reader looks every few milliseconds.
+//! A reader looks every few milliseconds, or sleeps at [`Journal::waiting`] and is woken.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -27,8 +27,8 @@ pub struct Journal {
     pub lost: AtomicU64,
     /// Not zero while somebody reads.
     pub reader: AtomicU32,
-    /// Nothing.
-    pub padding: u32,
+    /// Not zero while somebody sleeps until there is an entry: whoever writes one sets it to zero, and wakes him (futex(2)).
+    pub waiting: AtomicU32,
     /// The slots.
     pub slots: [Slot; ENTRIES],
 }

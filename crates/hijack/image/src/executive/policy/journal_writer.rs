@@ -1,6 +1,7 @@
 //! Writes entries of single calls to the journal.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
 
 use super::conditions::{Call, Facts};
 use super::table::{Policy, policy};
@@ -19,6 +20,7 @@ use crate::policy::{NO_ARGUMENT, Rule, log};
 /// How long to wait at a time where the ring is full, in nanoseconds, and how often.
 const PAUSE: [u64; 2] = [0, 200_000];
 const PAUSES: u32 = 50_000;
+const FUTEX_WAKE: u64 = 1;
 
 /// Begins the entry of a call, before it is performed or answered.
 pub(crate) fn begin(entry: &mut Entry, call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool) {
@@ -231,4 +233,10 @@ pub(crate) fn write(entry: &Entry) {
     // Not if the reader has given it up meanwhile.
     let turn = stamp_of(ticket);
     let _given_up = slot.stamp.compare_exchange(turn, turn + 1, Release, Relaxed);
+    // The reader says that it sleeps, then looks at the slots once more: one of both sees the other.
+    fence(SeqCst);
+    if journal.waiting.load(Relaxed) != 0 && journal.waiting.swap(0, Relaxed) != 0 {
+        // SAFETY: the word is in the shared page.
+        unsafe { call(nr::futex, [address(&journal.waiting), FUTEX_WAKE, 1, 0, 0, 0]) };
+    }
 }
