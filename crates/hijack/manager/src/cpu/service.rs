@@ -1,0 +1,387 @@
+//! The monitor and the handler: reads clocks each tick, and sets who comes first.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use orrery_sys::scheduling::{self, Policy, Scheduling};
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+
+use super::account::{Account, Reservation};
+use super::admission::Masks;
+use super::mechanism::{Group, Mechanism, PREFIX};
+use super::plan::{Level, Need, plan};
+use super::tree::Tree;
+use crate::attributes::{Change, Table, Topic, TraceeId};
+
+/// So many ticks pass between two readings of which processes a tracee has.
+const SCAN: u64 = 10;
+/// How many seconds of history a report has.
+const HISTORY: usize = 120;
+const SECOND: u64 = 1_000_000_000;
+
+/// The indices of the classes.
+#[derive(Debug, Clone, Copy)]
+struct Indices {
+    target: usize,
+    period: usize,
+    used: usize,
+    missed: usize,
+}
+
+/// A tracee that is served.
+#[derive(Debug)]
+struct Served {
+    pid: i32,
+    name: String,
+    tree: Tree,
+    original: Scheduling,
+    mechanism: Mechanism,
+    group: Option<Group>,
+    account: Option<Account>,
+    level: Level,
+    /// Its clock when this second began, and the part of a CPU, in thousandths, that it had in seconds before.
+    second: u64,
+    history: VecDeque<u32>,
+    tampered: u64,
+    failures: u64,
+}
+
+/// What there is to know of a tracee. Times are in nanoseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuReport {
+    /// Its number.
+    pub tracee: u64,
+    /// Its first process.
+    pub pid: i32,
+    /// What it was called by who had it join.
+    pub name: String,
+    /// Its processes and threads.
+    pub threads: usize,
+    /// Its target; 0 without reservation.
+    pub target: u64,
+    /// Its period; 0 without reservation.
+    pub period: u64,
+    /// What it used in this period.
+    pub used: u64,
+    /// Periods that have ended.
+    pub periods: u64,
+    /// Those in which it missed its target.
+    pub missed: u64,
+    /// How it is served.
+    pub mechanism: Mechanism,
+    /// How often somebody else had changed how it is scheduled, which the manager then set again.
+    pub tampered: u64,
+    /// How often the kernel refused a change.
+    pub failures: u64,
+    /// The part of a CPU that it had in each of the last seconds, in thousandths, oldest first.
+    pub history: Vec<u32>,
+}
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct CpuService {
+    indices: Indices,
+    masks: Masks,
+    /// Mechanisms that may be used, best first.
+    allowed: Vec<Mechanism>,
+    served: BTreeMap<TraceeId, Served>,
+    ticks: u64,
+    second: u64,
+}
+
+impl CpuService {
+    /// Makes the service. `allowed` are the mechanisms that it may use, best first; [`Mechanism::Measure`] always is.
+    ///
+    /// # Errors
+    /// [`crate::AttributeError::UnknownClass`] where the table has no classes `cpu.*`.
+    pub(crate) fn new(
+        table: &Table,
+        masks: Masks,
+        allowed: &[Mechanism],
+    ) -> Result<Self, crate::AttributeError> {
+        let index = |name: &str| table.classes().named(name).map(|(index, _)| index);
+        let indices = Indices {
+            target: index("cpu.target")?,
+            period: index("cpu.period")?,
+            used: index("cpu.used")?,
+            missed: index("cpu.missed")?,
+        };
+        let mut allowed = allowed.to_vec();
+        allowed.push(Mechanism::Measure);
+        Ok(Self { indices, masks, allowed, served: BTreeMap::new(), ticks: 0, second: crate::time::now() })
+    }
+
+    /// Begins to serve a tracee; returns by which mechanism. `None` where its process has ended.
+    pub(crate) fn join(&mut self, tracee: TraceeId, pid: i32, name: &str) -> Option<Mechanism> {
+        let tree = Tree::new(pid)?;
+        let found = scheduling::get(pid).ok()?;
+        let original = without_manager(found);
+        let mut served = Served {
+            pid,
+            name: name.chars().filter(|letter| !letter.is_control()).take(64).collect(),
+            tree,
+            original,
+            mechanism: Mechanism::Measure,
+            group: None,
+            account: None,
+            level: Level::Free,
+            second: 0,
+            history: VecDeque::new(),
+            tampered: 0,
+            failures: 0,
+        };
+        served.choose(&self.allowed, tracee);
+        served.set(Level::Free, true);
+        self.masks.set(tracee, affinity(pid));
+        let mechanism = served.mechanism;
+        self.served.insert(tracee, served);
+        Some(mechanism)
+    }
+
+    /// Ends the service of a tracee: it is scheduled as before.
+    pub(crate) fn leave(&mut self, tracee: TraceeId) {
+        if let Some(mut served) = self.served.remove(&tracee) {
+            served.set(Level::Free, true);
+        }
+        self.masks.remove(tracee);
+    }
+
+    /// Ends the service of all.
+    pub(crate) fn leave_all(&mut self) {
+        while let Some((tracee, _)) = self.served.first_key_value() {
+            let tracee = *tracee;
+            self.leave(tracee);
+        }
+    }
+
+    /// Reads the CPUs of all tracees again: before the guard is asked.
+    pub(crate) fn refresh(&self) {
+        for (tracee, served) in &self.served {
+            self.masks.set(*tracee, affinity(served.pid));
+        }
+    }
+
+    /// Acts on attributes that were set.
+    pub(crate) fn apply(&mut self, changes: &[Change], table: &Table) {
+        let about = |change: &&Change| [self.indices.target, self.indices.period].contains(&change.class);
+        let mut tracees: Vec<TraceeId> = changes.iter().filter(about).map(|change| change.tracee).collect();
+        tracees.dedup();
+        for tracee in tracees {
+            let value = |class| table.value(tracee, class).ok().and_then(|value| u64::try_from(value).ok());
+            let (target, period) = (value(self.indices.target), value(self.indices.period));
+            let Some(served) = self.served.get_mut(&tracee) else { continue };
+            served.account = match (target, period) {
+                (Some(target @ 1..), Some(period @ 1..)) => {
+                    let (used, waited) = (served.tree.used(), served.tree.waited());
+                    let new = Account::new(Reservation { target, period }, crate::time::now(), used, waited);
+                    Some(match &served.account {
+                        Some(former) => new.after(former),
+                        None => new,
+                    })
+                }
+                _ => None,
+            };
+        }
+        self.decide();
+    }
+
+    /// Returns whether somebody has a reservation, and ticks are needed.
+    #[must_use]
+    pub(crate) fn is_needed(&self) -> bool {
+        self.served.values().any(|served| served.account.is_some())
+    }
+
+    /// Does what is to be done each tick.
+    pub(crate) fn tick(&mut self, now: u64, table: &mut Table) {
+        self.ticks += 1;
+        let scan = self.ticks.is_multiple_of(SCAN);
+        let second = now.saturating_sub(self.second) >= SECOND;
+        for (tracee, served) in &mut self.served {
+            if served.account.is_none() && !second {
+                continue;
+            }
+            if scan || served.account.is_none() {
+                served.scan();
+            }
+            let used = served.tree.used();
+            if second {
+                served.end_second(used, now - self.second);
+            }
+            let Some(account) = &mut served.account else { continue };
+            let tree = &served.tree;
+            if let Some(ended) = account.advance(now, used, || tree.waited())
+                && ended.missed > 0
+            {
+                let lack = i64::try_from(ended.lack).unwrap_or(i64::MAX);
+                let missed = u32::try_from(ended.missed).unwrap_or(u32::MAX);
+                table.publish(Topic::Missed, Some(*tracee), missed, lack);
+            }
+            let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+            table.record(*tracee, self.indices.used, number(account.used(used)));
+            table.record(*tracee, self.indices.missed, number(account.counts().1));
+        }
+        if second {
+            self.second = now;
+        }
+        self.decide();
+    }
+
+    /// Sets each tracee's level.
+    fn decide(&mut self) {
+        let need = |served: &mut Served| match &served.account {
+            Some(account) => {
+                Need { below: Some(account.is_below(served.tree.used())), deadline: account.deadline() }
+            }
+            None => Need { below: None, deadline: 0 },
+        };
+        let needs: Vec<Need> = self.served.values_mut().map(need).collect();
+        let levels = plan(&needs);
+        // Who leaves the highest level leaves it before somebody else comes to it.
+        for raise in [false, true] {
+            for (served, level) in self.served.values_mut().zip(&levels) {
+                if raise == matches!(level, Level::First | Level::Below) {
+                    served.set(*level, false);
+                }
+            }
+        }
+    }
+
+    /// Reports on all tracees.
+    pub(crate) fn report(&mut self) -> Vec<CpuReport> {
+        let report = |(tracee, served): (&TraceeId, &mut Served)| {
+            let used = served.tree.used();
+            let account = served.account.as_ref();
+            let (periods, missed) = account.map_or((0, 0), Account::counts);
+            let reservation = account.map(Account::reservation);
+            CpuReport {
+                tracee: tracee.0,
+                pid: served.pid,
+                name: served.name.clone(),
+                threads: served.tree.threads().count(),
+                target: reservation.map_or(0, |reservation| reservation.target),
+                period: reservation.map_or(0, |reservation| reservation.period),
+                used: account.map_or(0, |account| account.used(used)),
+                periods,
+                missed,
+                mechanism: served.mechanism,
+                tampered: served.tampered,
+                failures: served.failures,
+                history: served.history.iter().copied().collect(),
+            }
+        };
+        self.served.iter_mut().map(report).collect()
+    }
+}
+
+impl Served {
+    /// Takes the best mechanism that works for this tracee.
+    fn choose(&mut self, allowed: &[Mechanism], tracee: TraceeId) {
+        for mechanism in allowed {
+            let works = match mechanism {
+                Mechanism::Realtime | Mechanism::Nice => mechanism.try_on(self.pid, self.original).is_ok(),
+                Mechanism::Group => {
+                    let name = format!("{PREFIX}{}-{}", std::process::id(), tracee.0);
+                    self.group = Group::new(&name)
+                        .and_then(|group| {
+                            self.tree.processes().try_for_each(|pid| group.add(pid))?;
+                            Ok(group)
+                        })
+                        .ok();
+                    self.group.is_some()
+                }
+                Mechanism::Measure => true,
+            };
+            if works {
+                self.mechanism = *mechanism;
+                return;
+            }
+        }
+    }
+
+    /// Sets the level of all threads, if it is another one; `always` also if not.
+    fn set(&mut self, level: Level, always: bool) {
+        if level == self.level && !always {
+            return;
+        }
+        self.level = level;
+        if let Some(group) = &self.group
+            && group.set(level).is_err()
+        {
+            self.failures += 1;
+        }
+        let threads: Vec<i32> = self.tree.threads().collect();
+        for thread in threads {
+            self.apply_to(thread);
+        }
+    }
+
+    fn apply_to(&mut self, thread: i32) {
+        if let Err(error) = self.mechanism.apply(thread, self.level, self.original)
+            && error.errno != rustix::io::Errno::SRCH
+        {
+            self.failures += 1;
+        }
+    }
+
+    /// Looks for new threads, and for those that somebody else has changed.
+    fn scan(&mut self) {
+        for thread in self.tree.scan() {
+            self.apply_to(thread);
+        }
+        if let Some(group) = &self.group {
+            // A member's children are members; what was moved away comes back.
+            self.failures += self.tree.processes().filter(|pid| group.add(*pid).is_err()).count() as u64;
+        }
+        let (mechanism, level) = (self.mechanism, self.level);
+        let changed: Vec<i32> =
+            self.tree.threads().filter(|thread| !mechanism.is_applied(*thread, level)).collect();
+        for thread in changed {
+            if scheduling::get(thread).is_ok() {
+                self.tampered += 1;
+                self.apply_to(thread);
+            }
+        }
+    }
+
+    fn end_second(&mut self, used: u64, length: u64) {
+        let share = used.saturating_sub(self.second).saturating_mul(1000) / length.max(1);
+        self.second = used;
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(u32::try_from(share).unwrap_or(u32::MAX));
+    }
+}
+
+/// Returns how a thread would be scheduled that a manager has left as `found`: one that was killed could not restore it.
+fn without_manager(found: Scheduling) -> Scheduling {
+    match found {
+        Scheduling { policy: Policy::Fifo { .. }, reset_on_fork: true }
+        | Scheduling { policy: Policy::Other { nice: 19 | -20 }, .. } => {
+            Scheduling { policy: Policy::Other { nice: 0 }, reset_on_fork: false }
+        }
+        own => own,
+    }
+}
+
+/// Takes from all threads of a process, and of those that it started, what a manager that was killed has left: as far as this process
+/// may, which without privilege cannot lower nice values.
+pub(crate) fn release(pid: i32) {
+    let Some(tree) = Tree::new(pid) else { return };
+    for thread in tree.threads() {
+        if let Ok(found) = scheduling::get(thread)
+            && found != without_manager(found)
+        {
+            let _ = scheduling::set(thread, without_manager(found));
+        }
+    }
+}
+
+/// The CPUs that a process may run on, of the first 128; all where that is not known.
+fn affinity(pid: i32) -> u128 {
+    let Some(set) = Pid::from_raw(pid).and_then(|pid| rustix::thread::sched_getaffinity(Some(pid)).ok())
+    else {
+        return u128::MAX;
+    };
+    (0..128).filter(|cpu| set.is_set(*cpu)).fold(0, |mask, cpu| mask | 1 << cpu)
+}

@@ -1,0 +1,180 @@
+//! The processes and threads of a tracee, and the time that they used.
+//!
+//! The kernel has no clock for a tree of processes, and no notice of a fork without privilege. So the tree is read from
+//! `/proc/PID/task/TID/children` every tenth tick; what lives for less than that is not charged. A process whose parent has ended stays
+//! in the tree for as long as its pidfd says that it lives.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use orrery_sys::scheduling::process_cpu_time;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// How many processes and threads of a tracee are followed: a fork bomb is charged for so many.
+const MOST_PROCESSES: usize = 512;
+const MOST_THREADS: usize = 2048;
+
+#[derive(Debug)]
+struct Process {
+    pid: i32,
+    pidfd: Option<OwnedFd>,
+    /// Its clock when it was read last.
+    used: u64,
+    threads: Vec<i32>,
+}
+
+/// A tracee's tree.
+#[derive(Debug)]
+pub(super) struct Tree {
+    processes: Vec<Process>,
+    /// The time of those that have ended, less what the first process had used when it joined.
+    ended: i128,
+}
+
+impl Tree {
+    /// Makes the tree of a process, and reads it. `None` where that has ended.
+    pub(super) fn new(root: i32) -> Option<Self> {
+        let used = process_cpu_time(root).ok()?;
+        let first = Process { pid: root, pidfd: None, used, threads: vec![root] };
+        let mut tree = Self { processes: vec![first], ended: -i128::from(used) };
+        tree.scan();
+        Some(tree)
+    }
+
+    /// Returns the time that was used since the process joined, in nanoseconds.
+    pub(super) fn used(&mut self) -> u64 {
+        let mut sum = self.ended;
+        for process in &mut self.processes {
+            // A clock that goes back is another process'.
+            process.used = process_cpu_time(process.pid).unwrap_or(0).max(process.used);
+            sum += i128::from(process.used);
+        }
+        u64::try_from(sum.max(0)).unwrap_or(0)
+    }
+
+    /// Reads which processes and threads there are; returns the threads that are new.
+    pub(super) fn scan(&mut self) -> Vec<i32> {
+        let mut new = Vec::new();
+        let mut index = 0;
+        while index < self.processes.len() {
+            let pid = self.processes[index].pid;
+            let threads = threads(pid);
+            let known = std::mem::take(&mut self.processes[index].threads);
+            new.extend(threads.iter().filter(|thread| !known.contains(thread)));
+            for thread in &threads {
+                for child in children(pid, *thread) {
+                    self.add(child, &mut new);
+                }
+            }
+            self.processes[index].threads = threads;
+            index += 1;
+        }
+        // The first process' end is the tracee's, which the server finds out.
+        let mut ended = self.ended;
+        let mut first = true;
+        self.processes.retain(|process| {
+            let lives = std::mem::take(&mut first) || process.lives();
+            if !lives {
+                ended += i128::from(process.used);
+            }
+            lives
+        });
+        self.ended = ended;
+        new
+    }
+
+    fn add(&mut self, pid: i32, new: &mut Vec<i32>) {
+        let known = self.processes.iter().any(|process| process.pid == pid);
+        if known || self.processes.len() >= MOST_PROCESSES {
+            return;
+        }
+        let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if pidfd.is_some() {
+            new.push(pid);
+            self.processes.push(Process { pid, pidfd, used: 0, threads: vec![pid] });
+        }
+    }
+
+    /// Returns all threads that are known.
+    pub(super) fn threads(&self) -> impl Iterator<Item = i32> {
+        self.processes.iter().flat_map(|process| process.threads.iter().copied()).take(MOST_THREADS)
+    }
+
+    /// Returns all processes that are known.
+    pub(super) fn processes(&self) -> impl Iterator<Item = i32> {
+        self.processes.iter().map(|process| process.pid)
+    }
+
+    /// Returns how long the threads waited for a CPU so far, in nanoseconds; `None` where the kernel does not count that. Those of
+    /// ended threads are missing, so that the sum may go back.
+    pub(super) fn waited(&self) -> Option<u64> {
+        let mut sum = 0_u64;
+        for process in &self.processes {
+            for thread in &process.threads {
+                let path = format!("/proc/{}/task/{thread}/schedstat", process.pid);
+                match fs::read_to_string(path) {
+                    Ok(text) => sum = sum.saturating_add(text.split(' ').nth(1)?.parse().ok()?),
+                    Err(error)
+                        if self.processes.len() == 1 && error.kind() == std::io::ErrorKind::NotFound =>
+                    {
+                        return None;
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        Some(sum)
+    }
+}
+
+impl Process {
+    fn lives(&self) -> bool {
+        let Some(pidfd) = &self.pidfd else { return true };
+        let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&now)) == Ok(0)
+    }
+}
+
+fn threads(pid: i32) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return vec![pid] };
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    entries.flatten().filter_map(number).take(MOST_THREADS).collect()
+}
+
+/// The children that a thread started; none on kernels without this file.
+fn children(pid: i32, thread: i32) -> Vec<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|child| child.parse().ok()).take(MOST_PROCESSES).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_has_the_time_of_children_and_of_those_that_ended() {
+        let script = "i=0; while [ $i -lt 40000 ]; do i=$((i+1)); done & wait; read x";
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = shell.id().cast_signed();
+        let mut tree = Tree::new(pid).unwrap();
+        orrery_testing::eventually("the child is found", || {
+            tree.scan();
+            tree.processes().count() == 2 && tree.used() > 1_000_000
+        });
+        let before = tree.used();
+        orrery_testing::eventually("the child ends", || {
+            tree.scan();
+            tree.processes().count() == 1
+        });
+        assert!(tree.used() >= before, "{} {before}", tree.used());
+        assert!(tree.threads().eq([pid]));
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert!(Tree::new(pid).is_none());
+    }
+}

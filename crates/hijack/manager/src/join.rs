@@ -1,0 +1,205 @@
+//! Having a process join a manager, and staying with it: the *keeper*.
+//!
+//! A keeper is a process of the tracee's user that holds the connection with which the tracee joined. Should the manager end, or be
+//! killed at whatever step, the keeper takes back what the manager may have left (real-time priority, nice values), reports that the
+//! tracee goes on without its reservation, and has it join again as soon as a manager listens.
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::client::{Client, ClientError, default_socket};
+use crate::cpu::{Mechanism, release};
+use crate::protocol::{Reply, Request, Values};
+
+/// How long a manager that is started on demand may take to listen.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a keeper looks for a new manager.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// What is to join, and where.
+#[derive(Debug, Clone)]
+pub struct Joining {
+    /// The manager's socket; `None` for the default one, at which a manager is started if none listens.
+    pub socket: Option<PathBuf>,
+    /// What the tracee is called.
+    pub name: String,
+    /// Its attributes.
+    pub values: Values,
+    /// The executive's journal, if the manager is to have the system calls that a policy logs as events.
+    pub journal: Option<i32>,
+}
+
+/// A tracee that has joined.
+#[derive(Debug)]
+pub struct Joined {
+    /// Its number.
+    pub tracee: u64,
+    /// How it is served.
+    pub mechanism: Mechanism,
+    /// The connection, which has the rights of the tracee's user.
+    pub client: Client,
+}
+
+/// Has a process join.
+///
+/// # Errors
+/// [`ClientError`]: there is no manager, or it refuses.
+pub fn join(joining: &Joining, pid: i32) -> Result<Joined, ClientError> {
+    let path = joining.socket.clone().unwrap_or_else(default_socket);
+    let client = match Client::connect(&path) {
+        Err(ClientError::Connect { .. }) if joining.socket.is_none() => start(&path)?,
+        other => other?,
+    };
+    let process =
+        Pid::from_raw(pid).ok_or_else(|| ClientError::Refused("cannot join process 0".to_owned()))?;
+    let process = pidfd_open(process, PidfdFlags::empty())
+        .map_err(|errno| ClientError::Refused(format!("cannot join process {pid}: {errno}")))?;
+    join_by(client, &process, joining)
+}
+
+fn join_by(client: Client, process: &OwnedFd, joining: &Joining) -> Result<Joined, ClientError> {
+    let Joining { name, values, journal, .. } = joining.clone();
+    let request = Request::Join { name, values, journal };
+    match client.ask_with(&request, &[process.as_fd()])? {
+        (Reply::Joined { tracee, mechanism }, _) => Ok(Joined { tracee, mechanism, client }),
+        _ => Err(ClientError::Reply),
+    }
+}
+
+/// Starts a manager that ends with its last tracee, and connects to it.
+fn start(path: &Path) -> Result<Client, ClientError> {
+    let refused = |cause| ClientError::Connect { path: path.to_owned(), cause };
+    let program = orrery_sys::programs::find_helper("orrery-manager").map_err(refused)?;
+    let mut command = Command::new(program);
+    command.args(["serve", "--until-idle", "--detach", "--socket"]).arg(path);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+    // SAFETY: setsid is one system call; afterwards the child executes.
+    unsafe {
+        command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from));
+    }
+    // What serves is the child of this child; it may lose against another manager that was started at the same time.
+    command.spawn().and_then(|mut middle| middle.wait()).map_err(refused)?;
+    let begin = Instant::now();
+    loop {
+        match Client::connect(path) {
+            Err(ClientError::Connect { .. }) if begin.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Starts the keeper of a tracee, as a process of its own.
+///
+/// # Errors
+/// Where the program is not found, or cannot be executed.
+pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<()> {
+    let program = orrery_sys::programs::find_helper("orrery-manager")?;
+    let path = joining.socket.clone().unwrap_or_else(default_socket);
+    let connection = OwnedFd::from(joined.client);
+    let mut command = Command::new(program);
+    command.arg("keep").arg("--socket").arg(std::path::absolute(path)?).arg("--pid").arg(pid.to_string());
+    command.arg("--name").arg(&joining.name).arg("--connection").arg(connection.as_raw_fd().to_string());
+    if let Some(journal) = joining.journal {
+        command.arg("--journal").arg(journal.to_string());
+    }
+    for (class, value) in &joining.values {
+        command.arg("--set").arg(format!("{class}={value}"));
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let fd = connection.as_raw_fd();
+    // SAFETY: setsid and fcntl are system calls; the descriptor is open in the child, a copy of this process.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::setsid()?;
+            let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
+            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+            Ok(())
+        });
+    }
+    // The keeper is no child that the program would find: its parent ends at once.
+    let mut middle = command;
+    middle.arg("--fork").spawn()?.wait().map(drop)
+}
+
+/// Keeps a tracee, until its process ends.
+///
+/// # Errors
+/// Where the process cannot be watched.
+pub fn keep(joining: &Joining, pid: i32, client: Client) -> io::Result<()> {
+    let process = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = pidfd_open(process, PidfdFlags::empty())?;
+    let path = joining.socket.clone().unwrap_or_else(default_socket);
+    let mut client = Some(client);
+    loop {
+        let closed = match &client {
+            // The manager sends nothing: this end is only written to by those who ask.
+            Some(client) => wait(&[client.as_fd(), process.as_fd()], None)?,
+            None => wait(&[process.as_fd()], Some(RETRY))?,
+        };
+        if ended(&process)? {
+            return Ok(());
+        }
+        if client.is_some() && closed {
+            client = None;
+            release(pid);
+            report(joining, pid, &path);
+        }
+        if client.is_none()
+            && let Ok(new) = Client::connect(&path)
+        {
+            match join_by(new, &process, joining) {
+                Ok(joined) => {
+                    eprintln!("orrery: a new manager serves process {pid} ({})", joining.name);
+                    client = Some(joined.client);
+                }
+                Err(ClientError::Refused(reason)) => {
+                    eprintln!(
+                        "orrery: process {pid} ({}) stays without its reservation: {reason}",
+                        joining.name
+                    );
+                    return Ok(());
+                }
+                // It ended meanwhile, too.
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn report(joining: &Joining, pid: i32, path: &Path) {
+    let values: Vec<String> =
+        joining.values.iter().map(|(class, value)| format!("{class} = {value}")).collect();
+    eprintln!(
+        "orrery: the manager has ended; process {pid} ({}) goes on without {}, until a manager listens at {}",
+        joining.name,
+        if values.is_empty() { "it".to_owned() } else { values.join(", ") },
+        path.display()
+    );
+}
+
+fn wait(fds: &[std::os::fd::BorrowedFd<'_>], most: Option<Duration>) -> io::Result<bool> {
+    let mut polled: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let most = most.map(|most| Timespec {
+        tv_sec: i64::try_from(most.as_secs()).unwrap_or(1),
+        tv_nsec: most.subsec_nanos().into(),
+    });
+    match poll(&mut polled, most.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(polled.first().is_some_and(|first| !first.revents().is_empty()))
+}
+
+fn ended(process: &OwnedFd) -> io::Result<bool> {
+    wait(&[process.as_fd()], Some(Duration::ZERO))
+}

@@ -1,0 +1,158 @@
+//! What a manager and the programs at the other ends of its connections say to each other: messages of a `SOCK_SEQPACKET` socket,
+//! in the encoding of postcard.
+//!
+//! The file descriptor of a connection is the right: it cannot be forged, and it is passed on by `SCM_RIGHTS` or by inheritance. The
+//! first connection's rights come from the peer's user; [`Request::Delegate`] makes another connection, with fewer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::attributes::{Event, Topic};
+use crate::cpu::CpuReport;
+
+/// The version of these messages, and of what `--json` prints.
+pub const SCHEMA: u32 = 1;
+
+/// The longest message, in bytes.
+pub const LONGEST: usize = 128 * 1024;
+
+/// Values to set: classes and values, as text.
+pub type Values = Vec<(String, String)>;
+
+/// What a program asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Have the process whose pidfd comes with the message join, and set its attributes: both or neither. The connection has then
+    /// the rights of the tracee's user.
+    Join {
+        /// What it is called in reports.
+        name: String,
+        /// Its attributes.
+        values: Values,
+        /// The executive's journal, if the manager is to read it: the identifier of its System V segment.
+        journal: Option<i32>,
+    },
+    /// Return a value; of the connection's own tracee without `tracee`.
+    Get {
+        /// Whose.
+        tracee: Option<u64>,
+        /// Of which class.
+        class: String,
+    },
+    /// Set values: all or none.
+    Set {
+        /// Whose.
+        tracee: Option<u64>,
+        /// The values.
+        values: Values,
+    },
+    /// Make another connection, which may do no more than this one. Its descriptor comes with the reply.
+    Delegate {
+        /// The classes that it may read.
+        read: Vec<String>,
+        /// The classes that it may set.
+        write: Vec<String>,
+        /// Whether it may delegate.
+        delegate: bool,
+    },
+    /// End a delegated connection's rights, and those of all that it delegated.
+    Revoke {
+        /// Its number.
+        number: u64,
+    },
+    /// Send events from now on.
+    Subscribe {
+        /// About what.
+        topics: Vec<Topic>,
+    },
+    /// Emit an event.
+    Emit {
+        /// About whom.
+        tracee: Option<u64>,
+        /// A number.
+        number: u32,
+        /// A value.
+        value: i64,
+    },
+    /// Report.
+    Status,
+}
+
+/// What a manager answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// The process has joined.
+    Joined {
+        /// Its number.
+        tracee: u64,
+        /// How it is served.
+        mechanism: crate::cpu::Mechanism,
+    },
+    /// A value, as text.
+    Value(String),
+    /// A connection was made; its descriptor comes with this.
+    Delegated {
+        /// Its number.
+        number: u64,
+    },
+    /// The report.
+    Status(Box<Status>),
+    /// Something happened, as was asked.
+    Event {
+        /// What.
+        event: Event,
+        /// How many events this connection has lost so far.
+        dropped: u64,
+    },
+    /// An error; nothing was changed.
+    Failed(String),
+}
+
+/// The state of a manager. Times are in nanoseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The manager's process.
+    pub pid: i32,
+    /// How long it has served.
+    pub uptime: u64,
+    /// Whether it has real-time priority.
+    pub realtime: bool,
+    /// Whether its memory is locked.
+    pub locked: bool,
+    /// Ticks so far.
+    pub ticks: u64,
+    /// The CPU time of all ticks.
+    pub tick_time: u64,
+    /// The CPU time of everything.
+    pub cpu_time: u64,
+    /// What it may use in a second.
+    pub budget: u64,
+    /// How often it had used that up, and made its clients wait.
+    pub over_budget: u64,
+    /// Connections.
+    pub connections: usize,
+    /// Connections and requests that were refused.
+    pub refused: u64,
+    /// System calls of tracees that found no room in the manager's queue.
+    pub dropped_calls: u64,
+    /// The attribute classes, by name.
+    pub classes: Vec<String>,
+    /// Tracees.
+    pub tracees: Vec<CpuReport>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_encoding() {
+        let request =
+            Request::Join { name: "p".into(), values: vec![("a".into(), "1".into())], journal: Some(3) };
+        let bytes = postcard::to_allocvec(&request).unwrap();
+        assert_eq!(postcard::from_bytes::<Request>(&bytes).unwrap(), request);
+    }
+}
