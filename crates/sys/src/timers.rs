@@ -52,6 +52,19 @@ pub type TimerId = i32;
 /// # Errors
 /// `EAGAIN` where no more timers may be made.
 pub fn create(signal: i32, thread: i32, value: usize) -> Result<TimerId> {
+    create_on(libc::CLOCK_MONOTONIC, signal, thread, value)
+}
+
+/// Makes a timer on the CPU time of the calling thread that sends `signal` to thread `thread` of this process, with `value`
+/// in `si_value`. The kernel looks at such timers at its own tick, 1 to 10 ms.
+///
+/// # Errors
+/// `EAGAIN` where no more timers may be made.
+pub fn create_for_cpu_time(signal: i32, thread: i32, value: usize) -> Result<TimerId> {
+    create_on(libc::CLOCK_THREAD_CPUTIME_ID, signal, thread, value)
+}
+
+fn create_on(clock: libc::clockid_t, signal: i32, thread: i32, value: usize) -> Result<TimerId> {
     /// `struct sigevent`, 64 bytes.
     #[repr(C)]
     struct Event {
@@ -64,7 +77,7 @@ pub fn create(signal: i32, thread: i32, value: usize) -> Result<TimerId> {
     let event = Event { value, signal, notify: libc::SIGEV_THREAD_ID, thread, rest: [0; 11] };
     let mut id: TimerId = 0;
     // SAFETY: the kernel reads one event and writes one number.
-    unsafe { syscall!(Sysno::timer_create, libc::CLOCK_MONOTONIC, &raw const event, &raw mut id) }
+    unsafe { syscall!(Sysno::timer_create, clock, &raw const event, &raw mut id) }
         .map_err(|e| Error::raw("timer_create", 0, e))?;
     Ok(id)
 }
