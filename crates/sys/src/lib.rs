@@ -15,6 +15,7 @@
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | who is at the other end of a socket | [`peer`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
+//! | what sockets drop, and descriptors of other processes | [`socket_filter`] |
 //! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
 //! | the calling thread | [`thread`], [`rseq`] |
@@ -50,6 +51,7 @@ pub mod scheduling;
 pub mod scm;
 pub mod seccomp;
 pub mod signals;
+pub mod socket_filter;
 pub mod thread;
 pub mod timers;
 pub mod uffd;
