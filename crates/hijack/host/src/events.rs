@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
-use orrery_hijack_image::journal::{ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, Journal, RESUMED, stamp_of};
+use orrery_hijack_image::journal::{
+    ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, Journal, RESUMED, Slot, stamp_of,
+};
 use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::error::Result;
@@ -152,7 +154,9 @@ impl Events {
         journal.waiting.store(1, Relaxed);
         // Who writes an entry does so before it looks whether somebody sleeps.
         fence(SeqCst);
-        if journal.next.load(Acquire) == self.next {
+        let written = stamp_of(self.next) + 1;
+        // Not whether it has taken its ticket: one that was preempted in between would never run beside a reader that does not sleep.
+        if self.slot().stamp.load(Acquire) != written {
             let most = Timespec {
                 tv_sec: i64::try_from(most.as_secs()).unwrap_or(1),
                 tv_nsec: most.subsec_nanos().into(),
@@ -161,6 +165,10 @@ impl Events {
             let _ended = futex::wait(&journal.waiting, Flags::empty(), 1, Some(&most));
         }
         journal.waiting.store(0, Relaxed);
+    }
+
+    fn slot(&self) -> &Slot {
+        &self.source.journal().slots[usize::try_from(self.next).unwrap_or(0) % ENTRIES]
     }
 
     /// Events that were lost: their writers died, or found the journal full for too long.
@@ -271,6 +279,19 @@ mod tests {
         writer.join().unwrap();
         // It is no reader that anybody waits for.
         assert_eq!(segment.page().journal.reader.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_reader_sleeps_while_a_writer_has_only_its_ticket() {
+        let segment = Arc::new(SharedSegment::new().unwrap());
+        let mut events = Events::attach(segment.id(), rustix::process::geteuid().as_raw()).unwrap();
+        segment.page().journal.next.store(1, Relaxed);
+        let begin = Instant::now();
+        events.wait(Duration::from_millis(20));
+        assert!(begin.elapsed() >= Duration::from_millis(20), "it would keep the writer from the CPU");
+        write(&segment, 0, 7);
+        events.wait(Duration::from_secs(60));
+        assert_eq!(events.next().map(|event| event.number()), Some(7));
     }
 
     #[test]

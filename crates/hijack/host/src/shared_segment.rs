@@ -68,7 +68,7 @@ impl SharedSegment {
 pub(crate) struct ForeignPage(Attached<SharedPage>);
 
 impl ForeignPage {
-    /// Attaches it. Whoever names a segment names one of his own.
+    /// Attaches it, if `owner` has made it: nobody can have a segment read that is another user's.
     pub(crate) fn attach(id: c_int, owner: u32) -> Result<Self> {
         let refused = |cause| Error::Facility {
             facility: "the journal of another process",

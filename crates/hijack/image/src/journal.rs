@@ -27,7 +27,7 @@ pub struct Journal {
     pub lost: AtomicU64,
     /// Not zero while somebody reads.
     pub reader: AtomicU32,
-    /// Not zero while somebody sleeps until there is an entry: whoever writes one sets it to zero, and wakes him (futex(2)).
+    /// Not zero while somebody sleeps until there is an entry: a writer of one sets it to zero, and wakes the sleeper (futex(2)).
     pub waiting: AtomicU32,
     /// The slots.
     pub slots: [Slot; ENTRIES],

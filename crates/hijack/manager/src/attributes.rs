@@ -7,6 +7,7 @@
 //! | `rights` | which classes of which tracees somebody may read and set |
 //! | `event` | what happens, and bounded queues of it |
 //! | `guard` | whether a change is admitted |
+//! | `tracee` | what a tracee is called |
 //! | `table` | the values, the capabilities and the subscriptions |
 
 mod class;
@@ -14,6 +15,7 @@ mod event;
 mod guard;
 mod rights;
 mod table;
+mod tracee;
 
 use thiserror::Error;
 
@@ -21,7 +23,8 @@ pub use class::{Class, Classes, Kind, Permission};
 pub use event::{Event, Topic};
 pub use guard::{Admission, Guard, Proposal};
 pub use rights::{ClassSet, Rights, Scope};
-pub use table::{Capability, Change, Subscription, Table, TraceeId};
+pub use table::{Capability, Change, Subscription, Table};
+pub use tracee::TraceeId;
 
 /// Errors of classes, capabilities and values. What fails has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -316,7 +316,7 @@ fn keep_tracee(arguments: KeepArguments) -> Result<()> {
     if arguments.fork && !fork()? {
         return Ok(());
     }
-    // SAFETY: whoever executes this passes a connection under this number, and nothing else here uses it.
+    // SAFETY: the process that executes this passes a connection under this number, and nothing else here uses it.
     let connection = unsafe { OwnedFd::from_raw_fd(arguments.connection) };
     rustix::io::fcntl_setfd(&connection, rustix::io::FdFlags::CLOEXEC)
         .with_context(|| format!("cannot use descriptor {}", arguments.connection))?;

@@ -1,12 +1,14 @@
 //! The slides' experiment: programs that compute all the time with targets of CPU time, beside one that disturbs them.
 //!
 //! P1 is to have 40 ms in every 400 ms, P2 100 ms in 500 ms, P3 60 ms in 200 ms, all on one CPU. The disturbance computes in bursts
-//! (an MMPP, a Poisson process modulated by a Markov chain of two states): gaps are exponential with a mean of 10 s, bursts geometric with a mean of 3 s.
+//! (an MMPP, a Poisson process modulated by a Markov chain of two states): gaps are exponential with a mean of 10 s, bursts geometric
+//! with a mean of 3 s.
 
 use std::io;
 use std::time::Duration;
 
 use orrery_sys::scheduling::{self, Policy, Scheduling};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::cpu::{Account, Reservation};
@@ -22,7 +24,7 @@ pub const PROGRAMS: [(&str, Reservation); 3] = [
     ("P3", Reservation { target: 60 * MS, period: 200 * MS }),
 ];
 
-/// Of all so many, the slides' disturbance starts at this real-time priority.
+/// The real-time priority of the slides' disturbance.
 pub const HOG_PRIORITY: u32 = 96;
 
 /// A process that was forked and computes, and ends with this.
@@ -45,7 +47,8 @@ pub struct Bursts {
 }
 
 impl Spinner {
-    /// Starts a process that computes all the time, on one CPU; `None`: on all.
+    /// Starts a process that computes all the time, on one CPU; `None`: on all. It is scheduled as its parent, without real-time priority
+    /// if that has it with reset-on-fork.
     ///
     /// # Errors
     /// Those of fork(2).
@@ -74,18 +77,18 @@ impl Spinner {
         if pid == 0 {
             // SAFETY: ends the child with its parent; one system call.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
-            if let Some(cpu) = cpu {
-                let mut set = CpuSet::new();
-                set.set(cpu);
-                let _ = sched_setaffinity(None, &set);
-            }
-            let _ =
-                scheduling::set(0, Scheduling { policy: Policy::Other { nice: 0 }, reset_on_fork: false });
             body();
             // SAFETY: ends the child, without the exit handlers of its parent.
             unsafe { libc::_exit(0) };
         }
-        Ok(Self { pid })
+        let spinner = Self { pid };
+        // By its parent, so that it is done when this returns.
+        if let Some(cpu) = cpu {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            sched_setaffinity(Pid::from_raw(pid), &set)?;
+        }
+        Ok(spinner)
     }
 
     /// Returns its PID.
@@ -153,28 +156,50 @@ pub struct Measured {
     pub points: Vec<f64>,
 }
 
+/// A process that is looked at.
+#[derive(Debug, Clone)]
+pub struct Watched {
+    pid: i32,
+    account: Option<Account>,
+    /// Its clock at the last point of the picture.
+    last: u64,
+}
+
+impl Watched {
+    /// Begins to look at a process, whose first period begins now: to be called when it has joined, so that its manager counts the same
+    /// periods.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn new(pid: i32, reservation: Option<Reservation>) -> io::Result<Self> {
+        let last = clock(pid)?;
+        let account = reservation.map(|reservation| Account::new(reservation, now(), last, None));
+        Ok(Self { pid, account, last })
+    }
+}
+
+fn clock(pid: i32) -> io::Result<u64> {
+    scheduling::process_cpu_time(pid).map_err(|error| io::Error::from(error.errno))
+}
+
 /// Looks at processes for `length`, and counts what they missed; `step` is the time between two points of the picture, and `each` is
-/// called every 10 ms. The observer is not the manager: it reads the same clocks, with periods of its own.
+/// called every 10 ms. The observer is not the manager: it reads the same clocks itself.
 ///
 /// # Errors
 /// A process has ended.
 pub fn observe(
-    processes: &[(i32, Option<Reservation>)],
+    watched: &mut [Watched],
     length: Duration,
     step: Duration,
     mut each: impl FnMut(),
 ) -> io::Result<Vec<Measured>> {
-    let clock = |pid: i32| scheduling::process_cpu_time(pid).map_err(|error| io::Error::from(error.errno));
     let begin = now();
     let step = u64::try_from(step.as_nanos()).unwrap_or(u64::MAX).max(TICK);
     let end = begin + u64::try_from(length.as_nanos()).unwrap_or(0);
-    let mut all = Vec::new();
-    for (pid, reservation) in processes {
-        let used = clock(*pid)?;
-        let account = reservation.map(|reservation| Account::new(reservation, begin, used, None));
-        all.push((*pid, account, used));
+    let mut measured = vec![Measured { periods: 0, missed: 0, points: Vec::new() }; watched.len()];
+    for Watched { pid, last, .. } in watched.iter_mut() {
+        *last = clock(*pid)?;
     }
-    let mut measured = vec![Measured { periods: 0, missed: 0, points: Vec::new() }; processes.len()];
     let (mut tick, mut mark) = (begin, begin);
     while tick < end {
         tick += TICK;
@@ -182,7 +207,7 @@ pub fn observe(
         std::thread::sleep(Duration::from_nanos(rest));
         let time = now();
         let point = time >= mark + step;
-        for ((pid, account, last), measured) in all.iter_mut().zip(&mut measured) {
+        for (Watched { pid, account, last }, measured) in watched.iter_mut().zip(&mut measured) {
             let used = clock(*pid)?;
             if let Some(account) = account {
                 account.advance(time, used, || None);

@@ -1,7 +1,7 @@
 //! Having a process join a manager, and staying with it: the *keeper*.
 //!
 //! A keeper is a process of the tracee's user that holds the connection with which the tracee joined. Should the manager end, or be
-//! killed at whatever step, the keeper takes back what the manager may have left (real-time priority, nice values), reports that the
+//! killed at any step, the keeper takes back what the manager may have left (real-time priority, nice values), reports that the
 //! tracee goes on without its reservation, and has it join again as soon as a manager listens.
 
 use std::io;

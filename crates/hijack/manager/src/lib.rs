@@ -6,7 +6,7 @@
 //!
 //! # The table, for code that runs in the manager
 //!
-//! A [`Table`] has the values of all [classes](Classes) of all tracees. Whoever has the table may do everything; code that may not
+//! A [`Table`] has the values of all [classes](Classes) of all tracees. Code that has the table may do everything; code that may not
 //! (an extension) is handed a [`Capability`] by [`Table::grant`], and the manager passes it along with what that code asks:
 //!
 //! ```

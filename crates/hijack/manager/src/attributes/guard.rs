@@ -3,7 +3,7 @@
 //! A guard sees the values as they would be, of all tracees, and changes nothing. That no tracee's service improves at the cost of
 //! another's is a bound on the sum of reservations: what others were admitted with stays possible.
 
-use super::table::TraceeId;
+use super::tracee::TraceeId;
 
 /// The values of all tracees, as they would be.
 #[derive(Debug)]

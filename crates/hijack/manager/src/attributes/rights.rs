@@ -1,7 +1,7 @@
 //! Which classes of which tracees somebody may read and set.
 
 use super::class::{Classes, Permission};
-use super::table::TraceeId;
+use super::tracee::TraceeId;
 
 /// A set of classes, by their indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,24 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use serde::{Deserialize, Serialize};
-
 use super::AttributeError;
 use super::class::{Class, Classes};
 use super::event::{Event, Queue, Topic};
 use super::guard::{Guard, Proposal};
 use super::rights::{Rights, Scope};
+use super::tracee::TraceeId;
 
-/// How much a table holds: whoever asks for more is refused, so that nobody's requests use up the manager's memory.
+/// How much a table holds: who asks for more is refused, so that nobody's requests use up the manager's memory.
 const MOST_TRACEES: usize = 4096;
 const MOST_CAPABILITIES: usize = 16_384;
 const MOST_SUBSCRIPTIONS: usize = 1024;
 const MOST_QUEUED: usize = 4096;
 const MOST_CHANGES: usize = 65_536;
-
-/// A tracee, for as long as it is in the table; numbers are never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct TraceeId(pub u64);
 
 /// A right to attributes. It cannot be made but by a [`Table`], nor copied: its owner can [derive](Table::derive) another one with
 /// fewer rights. Other processes hold the other end of a connection instead, and extensions an index that the host checks.
@@ -349,7 +344,7 @@ impl Table {
         };
         let others = self.values.iter().filter(|(other, _)| **other != tracee);
         let sum = others.map(|(_, values)| values[index]).fold(value, i64::saturating_add);
-        // What lowers a value is admitted, whatever the sum is: the manager may have been given a lower bound.
+        // What lowers a value is admitted at any sum: the manager may have been given a lower bound.
         let before = self.value(tracee, index)?;
         if sum > *bound && value > before {
             let [value, sum, bound] = [value, sum, *bound].map(|value| class.kind.format(value));

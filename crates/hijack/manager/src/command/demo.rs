@@ -10,7 +10,7 @@ use orrery_sys::scheduling::{self, Policy, Scheduling};
 
 use crate::bars::{Series, bars, svg};
 use crate::client::Client;
-use crate::experiment::{Bursts, HOG_PRIORITY, Measured, PROGRAMS, Spinner, observe};
+use crate::experiment::{Bursts, HOG_PRIORITY, Measured, PROGRAMS, Spinner, Watched, observe};
 use crate::join::{Joining, join};
 
 /// Options of `demo`.
@@ -86,20 +86,19 @@ fn half(arguments: &Arguments, socket: Option<&Path>, out: &mut impl io::Write) 
     let spinners = [(); 3].map(|()| Spinner::start(cpu));
     let spinners: Vec<Spinner> =
         spinners.into_iter().collect::<io::Result<_>>().context("cannot start a program")?;
-    let mut joined = Vec::new();
+    let (mut joined, mut watched) = (Vec::new(), Vec::new());
     let mut mechanism = "no manager";
-    if let Some(socket) = socket {
-        for (spinner, (name, reservation)) in spinners.iter().zip(PROGRAMS) {
-            let values = vec![
-                ("cpu.target".to_owned(), format!("{}ns", reservation.target)),
-                ("cpu.period".to_owned(), format!("{}ns", reservation.period)),
-            ];
-            let joining =
-                Joining { socket: Some(socket.to_owned()), name: name.to_owned(), values, journal: None };
-            let one = join(&joining, spinner.pid())?;
+    for (spinner, (name, reservation)) in spinners.iter().zip(PROGRAMS) {
+        if let Some(socket) = socket {
+            let value = |class: &str, value: u64| (class.to_owned(), format!("{value}ns"));
+            let values =
+                vec![value("cpu.target", reservation.target), value("cpu.period", reservation.period)];
+            let socket = Some(socket.to_owned());
+            let one = join(&Joining { socket, name: name.to_owned(), values, journal: None }, spinner.pid())?;
             mechanism = one.mechanism.name();
             joined.push(one);
         }
+        watched.push(Watched::new(spinner.pid(), Some(reservation)).context("cannot observe a program")?);
     }
     let bursts = Bursts {
         gap: Duration::from_secs(2),
@@ -111,13 +110,8 @@ fn half(arguments: &Arguments, socket: Option<&Path>, out: &mut impl io::Write) 
     // Who looks on is to see in time; without privilege it sees later, and as much.
     let before = scheduling::get(0);
     let _ = scheduling::set(0, Scheduling { policy: Policy::Fifo { priority: 99 }, reset_on_fork: true });
-    let mut processes: Vec<_> = spinners
-        .iter()
-        .zip(PROGRAMS)
-        .map(|(spinner, (_, reservation))| (spinner.pid(), Some(reservation)))
-        .collect();
-    processes.push((hog.pid(), None));
-    let measured = observe(&processes, arguments.seconds, Duration::from_millis(250), || {});
+    watched.push(Watched::new(hog.pid(), None).context("cannot observe the disturbance")?);
+    let measured = observe(&mut watched, arguments.seconds, Duration::from_millis(250), || {});
     if let Ok(before) = before {
         let _ = scheduling::set(0, before);
     }

@@ -51,7 +51,7 @@ mod tests {
     }
 
     proptest! {
-        /// A model of the kernel on one CPU: whoever is first runs. What the guard admits is met in every period.
+        /// A model of the kernel on one CPU: the first one runs. What the guard admits is met in every period.
         #[test]
         fn what_is_admitted_is_met(shares in prop::collection::vec((1..30_u64, 2..50_u64), 1..6)) {
             use crate::cpu::account::{Account, Reservation};

@@ -39,6 +39,8 @@ struct Served {
     group: Option<Group>,
     account: Option<Account>,
     level: Level,
+    /// Its clock in this tick.
+    used: u64,
     /// Its clock when this second began, and the part of a CPU, in thousandths, that it had in seconds before.
     second: u64,
     history: VecDeque<u32>,
@@ -125,6 +127,7 @@ impl CpuService {
             group: None,
             account: None,
             level: Level::Free,
+            used: 0,
             second: 0,
             history: VecDeque::new(),
             tampered: 0,
@@ -173,6 +176,7 @@ impl CpuService {
             served.account = match (target, period) {
                 (Some(target @ 1..), Some(period @ 1..)) => {
                     let (used, waited) = (served.tree.used(), served.tree.waited());
+                    served.used = used;
                     let new = Account::new(Reservation { target, period }, crate::time::now(), used, waited);
                     Some(match &served.account {
                         Some(former) => new.after(former),
@@ -200,10 +204,11 @@ impl CpuService {
             if served.account.is_none() && !second {
                 continue;
             }
-            if scan || served.account.is_none() {
+            if second || (scan && !served.tree.is_unchanged()) {
                 served.scan();
             }
             let used = served.tree.used();
+            served.used = used;
             if second {
                 served.end_second(used, now - self.second);
             }
@@ -228,13 +233,13 @@ impl CpuService {
 
     /// Sets each tracee's level.
     fn decide(&mut self) {
-        let need = |served: &mut Served| match &served.account {
+        let need = |served: &Served| match &served.account {
             Some(account) => {
-                Need { below: Some(account.is_below(served.tree.used())), deadline: account.deadline() }
+                Need { below: Some(account.is_below(served.used)), deadline: account.deadline() }
             }
             None => Need { below: None, deadline: 0 },
         };
-        let needs: Vec<Need> = self.served.values_mut().map(need).collect();
+        let needs: Vec<Need> = self.served.values().map(need).collect();
         let levels = plan(&needs);
         // Who leaves the highest level leaves it before somebody else comes to it.
         for raise in [false, true] {

@@ -1,11 +1,12 @@
 //! The processes and threads of a tracee, and the time that they used.
 //!
 //! The kernel has no clock for a tree of processes, and no notice of a fork without privilege. So the tree is read from
-//! `/proc/PID/task/TID/children` every tenth tick; what lives for less than that is not charged. A process whose parent has ended stays
+//! `/proc/PID/task/TID/children` every tenth tick, all of it once a second and in between only where a few reads show a change; what lives for less than that is not charged. A process whose parent has ended stays
 //! in the tree for as long as its pidfd says that it lives.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
 
 use orrery_sys::scheduling::process_cpu_time;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -21,6 +22,48 @@ struct Process {
     /// Its clock when it was read last.
     used: u64,
     threads: Vec<i32>,
+    watch: Option<Watch>,
+}
+
+/// What shows at the price of a few reads that a process has the threads and children that it had. `None` where it has too many.
+#[derive(Debug)]
+struct Watch {
+    /// `/proc/PID/task`, and how many links it had: two more than threads.
+    task: File,
+    links: u64,
+    /// The files of children, of each thread, and what they held.
+    children: Vec<(File, Vec<u8>)>,
+}
+
+/// How many threads are watched.
+const MOST_WATCHED: usize = 16;
+
+impl Watch {
+    fn new(pid: i32, threads: &[i32]) -> Option<Self> {
+        if threads.len() > MOST_WATCHED {
+            return None;
+        }
+        let task = File::open(format!("/proc/{pid}/task")).ok()?;
+        let links = rustix::fs::fstat(&task).ok()?.st_nlink;
+        let open = |thread: &i32| {
+            let file = File::open(format!("/proc/{pid}/task/{thread}/children")).ok()?;
+            let text = Self::read(&file)?;
+            Some((file, text))
+        };
+        Some(Self { task, links, children: threads.iter().map(open).collect::<Option<_>>()? })
+    }
+
+    /// The text of a file; `None` where it is long.
+    fn read(file: &File) -> Option<Vec<u8>> {
+        let mut buffer = [0; 256];
+        let length = file.read_at(&mut buffer, 0).ok()?;
+        (length < buffer.len()).then(|| buffer.get(..length).unwrap_or_default().to_vec())
+    }
+
+    fn is_unchanged(&self) -> bool {
+        let links = rustix::fs::fstat(&self.task).is_ok_and(|found| found.st_nlink == self.links);
+        links && self.children.iter().all(|(file, text)| Self::read(file).as_ref() == Some(text))
+    }
 }
 
 /// A tracee's tree.
@@ -35,7 +78,7 @@ impl Tree {
     /// Makes the tree of a process, and reads it. `None` where that has ended.
     pub(super) fn new(root: i32) -> Option<Self> {
         let used = process_cpu_time(root).ok()?;
-        let first = Process { pid: root, pidfd: None, used, threads: vec![root] };
+        let first = Process { pid: root, pidfd: None, used, threads: vec![root], watch: None };
         let mut tree = Self { processes: vec![first], ended: -i128::from(used) };
         tree.scan();
         Some(tree)
@@ -52,6 +95,11 @@ impl Tree {
         u64::try_from(sum.max(0)).unwrap_or(0)
     }
 
+    /// Returns whether a scan would find what the last one found, as far as a few reads show.
+    pub(super) fn is_unchanged(&self) -> bool {
+        self.processes.iter().all(|process| process.watch.as_ref().is_some_and(Watch::is_unchanged))
+    }
+
     /// Reads which processes and threads there are; returns the threads that are new.
     pub(super) fn scan(&mut self) -> Vec<i32> {
         let mut new = Vec::new();
@@ -66,6 +114,8 @@ impl Tree {
                     self.add(child, &mut new);
                 }
             }
+            // Opened after the children were read: one that is made between is found by the next scan of all.
+            self.processes[index].watch = Watch::new(pid, &threads);
             self.processes[index].threads = threads;
             index += 1;
         }
@@ -91,7 +141,7 @@ impl Tree {
         let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if pidfd.is_some() {
             new.push(pid);
-            self.processes.push(Process { pid, pidfd, used: 0, threads: vec![pid] });
+            self.processes.push(Process { pid, pidfd, used: 0, threads: vec![pid], watch: None });
         }
     }
 
@@ -172,7 +222,7 @@ mod tests {
             tree.processes().count() == 1
         });
         assert!(tree.used() >= before, "{} {before}", tree.used());
-        assert!(tree.threads().eq([pid]));
+        assert!(tree.threads().eq([pid]) && tree.is_unchanged());
         drop(shell.stdin.take());
         shell.wait().unwrap();
         assert!(Tree::new(pid).is_none());

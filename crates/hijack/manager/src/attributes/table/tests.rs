@@ -208,7 +208,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever is done in which order: values stay within range and sum, and only valid capabilities with the right set them.
+    /// In any order of steps values stay within range and sum, and only valid capabilities with the right set them.
     #[test]
     fn the_table_does_as_the_model_says(steps in prop::collection::vec(step(), 1..60)) {
         let (mut table, all) = table();
