@@ -30,10 +30,12 @@ run: bootstrap ## build everything, then show the main job at work
 	@echo
 	@echo 'A key-value server while its auxiliary tasks, each in an orbit, crash, hang and starve:'
 	@$(MAKE) --no-print-directory -C examples/kv run CARGO_TARGET_DIR='$(abspath $(TARGET))' REQUESTS=60000
+	@echo
+	@$(TARGET)/release/orrery manager demo
 
 # What is installed is built by who may build, and installed by who may install: `make build && sudo make install`.
 BUILD := $(TARGET)/dist
-INSTALLED := -p orrery-cli -p orrery-capi -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload
+INSTALLED := -p orrery-cli -p orrery-capi -p orrery-manager -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload
 export PREFIX DESTDIR BINDIR LIBEXECDIR LIBDIR INCLUDEDIR DATADIR MANDIR UNITDIR
 
 build: bootstrap ## build what `make install` installs
@@ -87,7 +89,7 @@ bench-known:
 	fi
 
 bench-build: bootstrap
-	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-manager -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
 
 compare: bootstrap ## measure this tree and OLD=REVISION in turn: B=NAME, ROUNDS=6, SECONDS=15
 	@[ -n "$(OLD)" ] || { echo "make compare: OLD=REVISION is missing" >&2; exit 2; }

@@ -7,6 +7,7 @@ mod generate;
 mod guard;
 mod kimage;
 mod log;
+mod manager;
 mod orbits;
 mod orc;
 mod orthros;
@@ -45,6 +46,7 @@ enum Command {
     Generate(generate::Arguments),
     Guard(guard::Arguments),
     Kimage(kimage::Arguments),
+    Manager(manager::Arguments),
     Orbits(orbits::Arguments),
     Orc(orc::Arguments),
     Orthros(orthros::Arguments),
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
+        Command::Manager(arguments) => manager::run(arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Orc(arguments) => orc::run(&arguments),
         Command::Orthros(arguments) => orthros::run(&arguments),

@@ -49,6 +49,9 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     services: services::Options,
 
+    #[command(flatten)]
+    manager: crate::manager::Options,
+
     /// The program and its arguments
     #[arg(required_unless_present = "check", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -74,7 +77,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 mount.prefix().display()
             );
         }
-        return enforce::run(arguments, policy.unwrap_or_default().with_services(services));
+        let policy = policy.unwrap_or_default();
+        if let Some(program) = arguments.command.first().filter(|_| !arguments.check) {
+            arguments.manager.join(Path::new(program), policy.manager(), None)?;
+        }
+        return enforce::run(arguments, policy.with_services(services));
     }
     if arguments.check {
         return Ok(());
@@ -82,12 +89,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Some((program, rest)) = arguments.command.split_first() else {
         anyhow::bail!("no program given");
     };
-    let logs = policy.as_ref().is_some_and(Policy::tells);
+    let logs = policy.as_ref().is_some_and(Policy::tells) && !arguments.manager.receives_calls();
     let log = open_log(arguments)?;
     let policy = policy.unwrap_or_default().with_services(services);
+    let manager = policy.manager().cloned();
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
     let options = options.strict(!arguments.no_strict);
     let hijack = Hijack::start(options)?;
+    let journal = arguments.manager.receives_calls().then(|| hijack.journal());
+    arguments.manager.join(Path::new(program), manager.as_ref(), journal)?;
     crate::pipes::restore();
     if !logs {
         return Err(hijack.execute(program, rest).into());

@@ -159,6 +159,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!("no program given");
     };
     let policy = arguments.policy.as_deref().map(crate::run::read).transpose()?.unwrap_or_default();
+    if policy.manager().is_some() {
+        anyhow::bail!("cannot honour [manager]: a trace serves no program; orrery run --policy does");
+    }
     let selection = select::read(&arguments.call)?;
     let selected = selection.calls;
     // Before the program runs: it is not to work for nothing.

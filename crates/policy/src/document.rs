@@ -1,5 +1,6 @@
 //! The grammar: a TOML file, section by section. Values keep their positions.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ struct Sections {
     services: Option<Spanned<Services>>,
     #[serde(default, rename = "mount")]
     mounts: Vec<Spanned<Mount>>,
+    manager: Option<Spanned<Manager>>,
 }
 
 /// A part of a policy that a command may not be able to honour.
@@ -61,6 +63,8 @@ pub enum Section {
     Services,
     /// `[[mount]]`
     Mounts,
+    /// `[manager]`
+    Manager,
 }
 
 impl Section {
@@ -76,7 +80,7 @@ impl Section {
     ];
 
     /// What becomes of certain calls, all others passing.
-    pub const RULES: [Self; 3] = [Self::Rules, Self::Services, Self::Mounts];
+    pub const RULES: [Self; 4] = [Self::Rules, Self::Services, Self::Mounts, Self::Manager];
 }
 
 impl fmt::Display for Section {
@@ -92,6 +96,7 @@ impl fmt::Display for Section {
             Self::Rules => "[[rule]]",
             Self::Services => "[services]",
             Self::Mounts => "[[mount]]",
+            Self::Manager => "[manager]",
         })
     }
 }
@@ -240,6 +245,18 @@ pub struct Mount {
     pub archive: PathBuf,
 }
 
+/// The section `[manager]`: how a service manager is to serve the program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Manager {
+    /// The manager's socket; without it, the default one, at which a manager is started if none runs.
+    pub socket: Option<PathBuf>,
+    /// Guaranteed CPU time, `TARGET/PERIOD`.
+    pub cpu: Option<String>,
+    /// Further attributes.
+    pub attributes: BTreeMap<String, String>,
+}
+
 /// A string or a list of strings, which then have positions of their own.
 #[derive(Clone, Debug)]
 pub struct Words(pub Vec<(Option<Range<usize>>, String)>);
@@ -323,6 +340,7 @@ impl Document {
             Section::Rules => sections.rules.first()?.span(),
             Section::Services => sections.services.as_ref()?.span(),
             Section::Mounts => sections.mounts.first()?.span(),
+            Section::Manager => sections.manager.as_ref()?.span(),
         };
         Some(span.start)
     }
@@ -381,6 +399,12 @@ impl Document {
         contents(self.sections.services.as_ref())
     }
 
+    /// Returns the section `[manager]`, if there is one.
+    #[must_use]
+    pub fn manager(&self) -> Option<&Spanned<Manager>> {
+        self.sections.manager.as_ref()
+    }
+
     /// Returns the mounts, in their order.
     #[must_use]
     pub fn mounts(&self) -> &[Spanned<Mount>] {
@@ -431,6 +455,7 @@ mod tests {
             ("[network]\n", 2),
             ("[calls]\n", 4),
             ("[limits]\n", 5),
+            ("[manager]\n", 3),
             ("[[rule]]\ncall = 'x'\n", 17),
         ] {
             let error = Document::parse(&format!("{section}no-such-key = 1"), "p").unwrap_err().to_string();

@@ -18,7 +18,7 @@ mod error;
 pub mod values;
 
 pub use document::{
-    Addresses, Document, Entries, Files, Limits, Mount, Remembered, Rule, Section, Services, Sleep,
+    Addresses, Document, Entries, Files, Limits, Manager, Mount, Remembered, Rule, Section, Services, Sleep,
     SystemCalls, Words,
 };
 pub use error::{Fault, PolicyError};

@@ -54,7 +54,7 @@ use orrery_hijack_image::policy::{Rule, action, log};
 
 pub use crate::arg_types::Detail;
 use compile::Compiled;
-pub use orrery_policy::PolicyError;
+pub use orrery_policy::{Manager, PolicyError};
 pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use table::Strictness;
 pub(crate) use values::errno;
@@ -66,6 +66,7 @@ pub struct Policy {
     rules: Vec<Compiled>,
     lines: Vec<usize>,
     services: Services,
+    manager: Option<Manager>,
     detail: Detail,
 }
 
@@ -135,6 +136,7 @@ impl Policy {
         }));
         self.lines.extend(other.lines);
         self.services = self.services.or(other.services);
+        self.manager = self.manager.or(other.manager);
         self
     }
 
@@ -148,6 +150,11 @@ impl Policy {
     /// Which calls are answered by executives themselves.
     pub fn services(&self) -> &Services {
         &self.services
+    }
+
+    /// Returns how a service manager is to serve the program, if the policy says so.
+    pub fn manager(&self) -> Option<&Manager> {
+        self.manager.as_ref()
     }
 
     /// Whether some rule tells of calls.

@@ -15,7 +15,8 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Policy, PolicyError> {
     let lines = document.rules().iter().map(|rule| document.line(rule.span().start)).collect();
     let rules = compile(document.rules()).map_err(|fault| document.error(fault))?;
     let services = services(&document).map_err(|fault| document.error(fault))?;
-    Ok(Policy { rules, lines, services, ..Policy::default() })
+    let manager = document.manager().map(|section| section.get_ref().clone());
+    Ok(Policy { rules, lines, services, manager, ..Policy::default() })
 }
 
 fn services(document: &Document) -> Result<Services, Fault> {

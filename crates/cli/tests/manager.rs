@@ -1,0 +1,240 @@
+//! `orrery run --cpu` and `orrery manager`: programs that join, what is printed about them, and what happens without a manager.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "run/facility.rs"]
+mod facility;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use orrery_manager::Topic;
+use orrery_manager::client::Client;
+use orrery_manager::protocol::{Reply, Request};
+use orrery_testing::{built, eventually};
+
+fn orrery(socket: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.env("ORRERY_MANAGER", socket).stdin(Stdio::null());
+    command
+}
+
+struct Scene {
+    directory: tempfile::TempDir,
+    manager: Option<Child>,
+}
+
+impl Scene {
+    /// With a manager that serves by this mechanism; `None`: without one.
+    fn new(mechanism: Option<&str>) -> Self {
+        let _built = built("orrery-manager");
+        let mut scene = Self { directory: tempfile::tempdir().unwrap(), manager: None };
+        if let Some(mechanism) = mechanism {
+            scene.serve(mechanism);
+        }
+        scene
+    }
+
+    fn serve(&mut self, mechanism: &str) {
+        let mut command = self.orrery();
+        command.args(["manager", "serve", "--mechanism", mechanism]).stderr(Stdio::null());
+        self.manager = Some(command.spawn().unwrap());
+        eventually("the manager listens", || Client::connect(&self.socket()).is_ok());
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("manager.socket")
+    }
+
+    fn orrery(&self) -> Command {
+        orrery(&self.socket())
+    }
+
+    fn output(&self, words: &[&str]) -> Output {
+        self.orrery().args(words).output().unwrap()
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let output = self.output(&["manager", "status", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if let Some(manager) = &mut self.manager {
+            let _ = manager.kill();
+            let _ = manager.wait();
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_program_runs_with_its_share_and_as_itself() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(Some("measure"));
+    let words = ["run", "--cpu", "20ms/200ms", "--", "sh", "-c", "read x; exit 7"];
+    let mut child = child_of(scene.orrery().args(words));
+    let pid = child.id();
+    eventually("it has joined", || scene.status()["tracees"][0]["pid"] == pid);
+    let status = scene.status();
+    assert_eq!(status["schema"], 1);
+    let tracee = &status["tracees"][0];
+    assert_eq!((tracee["name"].as_str(), tracee["target"].as_u64()), (Some("sh"), Some(20_000_000)));
+    let number = tracee["tracee"].to_string();
+    let get = |class: &str| text(&scene.output(&["manager", "get", &number, class]).stdout);
+    assert_eq!(get("cpu.period"), "200ms\n");
+    assert!(scene.output(&["manager", "set", &number, "cpu.target=30ms"]).status.success());
+    assert_eq!(get("cpu.target"), "30ms\n");
+    let refused = scene.output(&["manager", "set", &number, "cpu.target=300ms"]);
+    assert!(text(&refused.stderr).contains("the target is longer than the period"), "{refused:?}");
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    eventually("it has left", || scene.status()["tracees"].as_array().unwrap().is_empty());
+}
+
+fn child_of(command: &mut Command) -> Child {
+    command.stdin(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn without_a_manager_one_is_started_and_ends_with_the_program() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(None);
+    let output = scene.output(&["run", "--cpu", "20ms/200ms", "--", "sh", "-c", "echo done; exit 3"]);
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("done\n", Some(3)), "{output:?}");
+    eventually("the manager has ended", || !scene.socket().exists());
+    // One that was named is not started.
+    let socket = scene.socket();
+    let output = scene.output(&["run", "--manager", socket.to_str().unwrap(), "--", "true"]);
+    assert!(text(&output.stderr).starts_with("orrery: cannot connect to the manager at "), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn what_cannot_be_guaranteed_is_not_started() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(Some("measure"));
+    let run = |share: &str| {
+        let output = scene.output(&["run", "--cpu", share, "--", "echo", "started"]);
+        (text(&output.stdout), text(&output.stderr), output.status.code())
+    };
+    for (share, reason, code) in [
+        ("99ms/100ms", "cannot reserve cpu.target = 99ms, cpu.period = 100ms", 1),
+        ("40ms/1ms", "the range is 20ms to 60s", 1),
+        ("40ms", "a share is written TARGET/PERIOD", 2),
+        ("40ms/often", "is no duration", 2),
+    ] {
+        let (out, err, status) = run(share);
+        assert!(err.contains(reason) && out.is_empty(), "{share}: {err}");
+        assert_eq!(status, Some(code), "{share}");
+    }
+}
+
+#[test]
+fn a_policy_names_share_and_manager() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(Some("measure"));
+    let attributes = "attributes = { 'net.share' = '50%' }";
+    let policy = scene.file("p.toml", &format!("[manager]\ncpu = '10ms/100ms'\n{attributes}\n"));
+    let mut child =
+        child_of(scene.orrery().args(["run", "--policy", &policy, "--", "sh", "-c", "read x; exit 0"]));
+    eventually("it has joined", || scene.status()["tracees"][0]["target"] == 10_000_000);
+    let number = scene.status()["tracees"][0]["tracee"].to_string();
+    assert_eq!(text(&scene.output(&["manager", "get", &number, "net.share"]).stdout), "50%\n");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    let wrong = scene.file("w.toml", "[manager]\nattributes = { 'net.share' = '500%' }\n");
+    let output = scene.output(&["run", "--policy", &wrong, "--", "true"]);
+    assert!(text(&output.stderr).contains("cannot set net.share to 500%"), "{output:?}");
+    let output = scene.output(&["trace", "--policy", &policy, "--", "true"]);
+    assert!(text(&output.stderr).contains("cannot honour [manager]"), "{output:?}");
+}
+
+#[test]
+fn a_manager_has_the_calls_that_a_policy_logs() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(Some("measure"));
+    let heard = Client::connect(&scene.socket()).unwrap();
+    heard.ask(&Request::Subscribe { topics: vec![Topic::Call] }).unwrap();
+    let policy = scene.file("p.toml", "[[rule]]\ncall = 'mkdir'\nlog = true\n");
+    let made = scene.directory.path().join("made");
+    let words = ["run", "--events", "--policy", &policy, "--", "mkdir", made.to_str().unwrap()];
+    let output = scene.output(&words);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    match heard.receive().unwrap().0 {
+        Reply::Event { event, .. } => {
+            assert_eq!((event.topic, event.number, event.value), (Topic::Call, 83, 0));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_killed_manager_is_reported_by_the_program_that_goes_on() {
+    if facility::is_missing() {
+        return;
+    }
+    let mut scene = Scene::new(Some("realtime,group,nice"));
+    let errors = scene.file("errors", "");
+    let file = fs::File::options().append(true).open(&errors).unwrap();
+    let mut command = scene.orrery();
+    command.args(["run", "--cpu", "20ms/200ms", "--", "sh", "-c", "read x; exit 0"]).stderr(file);
+    let mut child = child_of(&mut command);
+    eventually("it has joined", || scene.status()["tracees"][0]["pid"] == child.id());
+    let manager = scene.manager.as_mut().unwrap();
+    manager.kill().unwrap();
+    manager.wait().unwrap();
+    let said = |what: &str| fs::read_to_string(&errors).unwrap().contains(what);
+    eventually("it is reported", || said("the manager has ended; process"));
+    scene.serve("measure");
+    eventually("it joins again", || said("a new manager serves process"));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn tables_and_figures_are_printed() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(Some("measure"));
+    let mut child =
+        child_of(scene.orrery().args(["run", "--cpu", "20ms/200ms", "--", "sh", "-c", "read x; exit 0"]));
+    eventually("it has joined", || scene.status()["tracees"][0]["pid"] == child.id());
+    let plot = scene.directory.path().join("cpu.svg");
+    let words = ["manager", "top", "--seconds", "0", "--plot", plot.to_str().unwrap()];
+    let output = scene.output(&words);
+    let table = text(&output.stdout);
+    assert!(table.contains("TRACEE") && table.contains("20ms") && table.contains("measure"), "{table}");
+    assert!(fs::read_to_string(plot).unwrap().contains("</svg>"));
+    let classes = text(&scene.output(&["manager", "classes"]).stdout);
+    assert!(classes.contains("cpu.target") && classes.contains("100us..60s"), "{classes}");
+    let wrong = scene.file("c.toml", "[[class]]\nname = 'x'\n");
+    let output = scene.output(&["manager", "classes", &wrong]);
+    assert!(text(&output.stderr).contains("c.toml: 1:1: missing field `kind`"), "{output:?}");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
