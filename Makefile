@@ -104,7 +104,7 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 	    $(CARGO) install --locked --root $(TARGET)/tools mdbook@$(MDBOOK_VERSION)
 	$(MDBOOK) build docs
 
-soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, CRASHES=50 kernels (SEED=1)
+soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, MODULES=1000000 extensions, CRASHES=50 kernels (SEED=1)
 	@scripts/bootstrap soak deb
 	scripts/left-behind save '$(abspath $(TARGET))/soak/before.json'
 	scripts/sanitize
@@ -117,6 +117,8 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-context --test contexts -- hundreds_live_at_a_time
 	ORRERY_REQUESTS=100000 scripts/bounded 20m \
 	    $(CARGO) test --release --locked -p orrery-context --test contexts -- snapshots_in_a_row_do_not_add_up
+	ORRERY_MODULES=$(or $(MODULES),1000000) ORRERY_SEED=$(or $(SEED),1) scripts/bounded 60m \
+	    $(CARGO) test --release --locked -p orrery-extension --test random_modules
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
 	scripts/bounded 20m $(CARGO) test --locked -p orrery-hijack --test stacks

@@ -1,0 +1,18 @@
+//! Shares of packet delivery: whoever has a high share loses nothing while others flood.
+//!
+//! What a machine cannot process is dropped in any case. Without help, it is dropped where it is most expensive: after it was
+//! queued, its receiver was woken, and with no regard to who needs it. Here, what would be too much is dropped at the sockets with the lowest
+//! shares, by a filter with random bits, as the packet arrives: it wakes nobody, and its CPU time is left to the others.
+//!
+//! ```text
+//!  each 10 ms:   Stream::look (SO_MEMINFO) --> Loads --> Steering::step --> drop rates --> Stream::drop_part (SO_ATTACH_FILTER)
+//! ```
+//!
+//! Filters need no privilege on one's own sockets. Those of another process are had by [`Stream::of_process`], with the right to
+//! trace it.
+
+mod steering;
+mod stream;
+
+pub use steering::{Load, Share, Steering};
+pub use stream::{PacketsError, Stream, sockets_of};
