@@ -39,6 +39,7 @@ pub mod key_value;
 pub mod lock_manager;
 pub mod machine;
 pub mod ours;
+pub mod packets;
 pub mod pairs;
 pub mod promise;
 pub mod report;
@@ -47,6 +48,7 @@ pub mod rival;
 pub mod script;
 pub mod statistics;
 pub mod tls;
+pub mod working_set;
 
 pub use bench::Bench;
 pub use contender::{Contender, Sample, Skipped, batched, single};

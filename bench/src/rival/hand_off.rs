@@ -181,6 +181,14 @@ impl HandOff {
         Self::start(between, by, Some(there))
     }
 
+    /// Hands control there and back once: for who does something else in between. Not for sides that never sleep of themselves.
+    ///
+    /// # Errors
+    /// Fails where the other side has ended.
+    pub fn trip(&mut self) -> Result<()> {
+        self.side.there_and_back()
+    }
+
     fn start(between: Between, by: By, there: Option<usize>) -> Result<Self> {
         let (side, other) = sides(by)?;
         let answer = move || {

@@ -1,0 +1,49 @@
+//! Four streams of small UDP packets to four tasks, as in "Hijack: Taking Control of COTS Systems" (West and Parmer), "QoS Expts:
+//! Packet Delivery": tasks compute drops and jitter over 30,000 packets each, on a processor that cannot process them all.
+//!
+//! ```text
+//!  sender (a namespace, CPU 1) ==veth==> four sockets (a namespace, CPU 0) --> task --> lost, jitter
+//!                                            ^--- steering, each 10 ms
+//! ```
+//!
+//! Each measurement runs in processes and network namespaces of its own, which end with it.
+
+mod experiment;
+mod network;
+mod task;
+mod traffic;
+
+pub use experiment::{Outcome, Way, measure, run_experiment};
+pub use task::run_task;
+pub use traffic::run_sender;
+
+/// Packets per second of each stream.
+pub const RATE: u64 = 44_000;
+/// Packets over which drops and jitter are computed.
+pub const WINDOW: u64 = 30_000;
+/// Windows that are measured, after one that is not.
+pub const WINDOWS: u64 = 3;
+/// Streams.
+pub const STREAMS: usize = 4;
+/// Bytes of a packet: its number, and when it was sent.
+pub(crate) const PACKET: usize = 64;
+
+/// Returns the monotonic clock in nanoseconds.
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// Gives the calling thread a real-time priority; 0 changes nothing.
+pub(crate) fn take_priority(priority: i32) -> anyhow::Result<()> {
+    if priority == 0 {
+        return Ok(());
+    }
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: the parameters are read.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } != 0 {
+        let cause = std::io::Error::last_os_error();
+        return Err(crate::Skipped(format!("SCHED_FIFO: {cause}")).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! One experiment: network, tasks, steering, sender.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use orrery_packets::{Steering, Stream};
+use serde::{Deserialize, Serialize};
+
+use super::network::{RECEIVERS, connect, leave};
+use super::task::{Statistics, compute};
+use super::{PACKET, RATE, STREAMS, WINDOW, WINDOWS, take_priority};
+use crate::{Skipped, machine};
+
+/// How much processing a packet takes. Four streams take 1.6 processors then; the two that matter, 0.8.
+const WORK: Duration = Duration::from_micros(8);
+/// How often drop rates are decided.
+const STEP: Duration = Duration::from_millis(10);
+/// The shares: highest, intermediate, best effort twice.
+const SHARES: [u32; STREAMS] = [100, 50, 1, 1];
+/// The real-time priorities that go with them: the CPU shares of the first two.
+const PRIORITIES: [i32; STREAMS] = [40, 30, 0, 0];
+
+/// How packets are delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// Early drop by shares, and CPU shares.
+    Shares,
+    /// Early drop alone: what needs no privilege.
+    EarlyDrop,
+    /// Priorities alone.
+    Fifo,
+    /// Neither.
+    Native,
+}
+
+impl Way {
+    /// All ways, ours first.
+    pub const ALL: [Self; 4] = [Self::Shares, Self::EarlyDrop, Self::Fifo, Self::Native];
+
+    /// Returns the name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shares => "shares",
+            Self::EarlyDrop => "shares, unprivileged",
+            Self::Fifo => "native, SCHED_FIFO",
+            Self::Native => "native",
+        }
+    }
+}
+
+/// What a task computed: the medians over the windows.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Packets that did not come, of 30,000.
+    pub lost: f64,
+    /// The jitter in microseconds.
+    pub jitter: f64,
+}
+
+/// Runs an experiment in a process of its own; the program must pass `experiment NAME` on to [`run_experiment`].
+///
+/// # Errors
+/// [`Skipped`] where this machine has no namespaces or priorities; what else failed.
+pub fn measure(way: Way) -> Result<Vec<Outcome>> {
+    let output = Command::new(env::current_exe()?).args(["experiment", way.name()]).output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if let Some(reason) = errors.lines().find_map(|line| line.strip_prefix("SKIPPED: ")) {
+        return Err(Skipped(reason.to_owned()).into());
+    }
+    ensure!(output.status.success(), "the experiment failed: {}", errors.trim());
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Runs an experiment and prints its outcomes as JSON.
+///
+/// # Errors
+/// What failed; what this machine lacks is printed as `SKIPPED: REASON` and is none.
+pub fn run_experiment(name: &str) -> Result<()> {
+    let way = Way::ALL.into_iter().find(|way| way.name() == name).context("no such way")?;
+    match experiment(way) {
+        Ok(outcomes) => println!("{}", serde_json::to_string(&outcomes)?),
+        Err(error) if error.is::<Skipped>() => eprintln!("{error}"),
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// A process that is killed with its owner.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+fn experiment(way: Way) -> Result<Vec<Outcome>> {
+    leave()?;
+    let rounds = calibrate();
+    let program = env::current_exe()?;
+    let mut sender = Command::new(&program);
+    let mut sender = Killed(sender.arg("send").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+    let mut from_sender = BufReader::new(sender.0.stdout.take().context("no pipe")?).lines();
+    ensure!(
+        from_sender.next().is_some_and(|line| line.is_ok_and(|line| line == "ready")),
+        "the sender has ended"
+    );
+    connect(sender.0.id())?;
+    let sockets = (0..STREAMS).map(|_| UdpSocket::bind((RECEIVERS, 0))).collect::<Result<Vec<_>, _>>()?;
+    let ports: Vec<String> =
+        sockets.iter().map(|socket| Ok(socket.local_addr()?.port().to_string())).collect::<Result<_>>()?;
+    let mut tasks = Vec::new();
+    for (socket, priority) in sockets.into_iter().zip(PRIORITIES) {
+        let priority = if [Way::Shares, Way::Fifo].contains(&way) { priority } else { 0 };
+        let mut task = Command::new(&program);
+        task.args(["task".to_owned(), priority.to_string(), rounds.to_string()]);
+        let task = task.stdin(Stdio::from(std::os::fd::OwnedFd::from(socket))).stdout(Stdio::piped());
+        tasks.push(Killed(task.spawn()?));
+    }
+    let mut streams = Vec::new();
+    if [Way::Shares, Way::EarlyDrop].contains(&way) {
+        for task in &tasks {
+            streams.push(Stream::of_process(i32::try_from(task.0.id())?, 0)?);
+        }
+    }
+    let mut to_sender = sender.0.stdin.take().context("no pipe")?;
+    writeln!(to_sender, "{}", ports.join(" "))?;
+    let over = AtomicBool::new(false);
+    let (steered, taken) = std::thread::scope(|scope| {
+        let steering = scope.spawn(|| steer(way, streams, &over));
+        let taken = from_sender.next();
+        over.store(true, Ordering::Relaxed);
+        (steering.join(), taken)
+    });
+    let Ok(steered) = steered else { bail!("the steering thread panicked") };
+    steered?;
+    let taken: u64 = taken.context("the sender has ended")??.parse()?;
+    let expected = (WINDOWS + 1) * WINDOW * 1_000_000_000 / RATE;
+    ensure!(taken < expected * 5 / 4, "the sender was too slow: {taken} ns in place of {expected}");
+    tasks.into_iter().map(outcome).collect()
+}
+
+/// Decides drop rates each 10 ms, until it is over.
+fn steer(way: Way, mut streams: Vec<Stream>, over: &AtomicBool) -> Result<()> {
+    if way == Way::Shares {
+        take_priority(50)?;
+    }
+    let mut steering = Steering::new(&SHARES);
+    while !streams.is_empty() && !over.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        let loads = streams.iter().map(Stream::look).collect::<Result<Vec<_>, _>>()?;
+        for index in steering.step(&loads) {
+            streams[index].drop_part(steering.rate(index))?;
+        }
+        std::thread::sleep(STEP.saturating_sub(begin.elapsed()));
+    }
+    Ok(())
+}
+
+fn outcome(mut task: Killed) -> Result<Outcome> {
+    let mut text = String::new();
+    let output = task.0.stdout.take().context("no pipe")?;
+    BufReader::new(output).read_line(&mut text)?;
+    let windows: Vec<Statistics> = serde_json::from_str(&text).context("a task has ended early")?;
+    #[expect(clippy::cast_precision_loss, reason = "at most 30,000")]
+    let lost: Vec<f64> = windows.iter().map(|window| window.lost as f64).collect();
+    let jitter: Vec<f64> = windows.iter().map(|window| window.jitter / 1e3).collect();
+    Ok(Outcome { lost: crate::statistics::median(&lost), jitter: crate::statistics::median(&jitter) })
+}
+
+/// Returns how many rounds of computing take [`WORK`].
+fn calibrate() -> u32 {
+    const ROUNDS: u32 = 2_000;
+    let _anywhere = machine::last_cpu().map(machine::pin);
+    let once = |_| {
+        let begin = Instant::now();
+        compute(&[7; PACKET], ROUNDS);
+        begin.elapsed()
+    };
+    let fastest = (0..50).map(once).min().unwrap_or(WORK);
+    let rounds = WORK.as_nanos() * u128::from(ROUNDS) / fastest.as_nanos().max(1);
+    u32::try_from(rounds).unwrap_or(1).max(1)
+}
