@@ -32,11 +32,16 @@ impl Module {
         }
         let engine = engine().map_err(fault)?;
         let compiled =
-            wasmtime::Module::from_binary(engine, bytes).map_err(|error| fault(format!("{error:#}")))?;
+            wasmtime::Module::from_binary(engine, bytes).map_err(|error| fault(one_line(&error)))?;
         let handles = imports(&compiled).map_err(fault)?;
         exports(&compiled).map_err(fault)?;
         Ok(Self { compiled, handles })
     }
+}
+
+/// Returns a message of several lines as one.
+fn one_line(error: &wasmtime::Error) -> String {
+    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Checks the imports; returns the names of handles among them.

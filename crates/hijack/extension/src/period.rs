@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// In no two adjacent periods more than twice the events are allowed, and whoever waits until the given time gets one.
+        /// In no two adjacent periods more than twice the events are allowed, and a wait until the given time ends with one.
         #[test]
         fn no_more_than_agreed(events in 1..5_u32, period in 1..50_u64, steps in prop::collection::vec(0..20_u64, 1..200)) {
             let mut allowance = Allowance::new(events, period, 0);

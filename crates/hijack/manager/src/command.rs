@@ -82,6 +82,9 @@ struct ServeArguments {
     /// Leave the manager at normal priority
     #[arg(long)]
     no_realtime: bool,
+    /// Run the extension of this manifest in the manager
+    #[arg(long, value_name = "MANIFEST")]
+    extension: Vec<PathBuf>,
     /// Ignore /proc/pressure
     #[arg(long)]
     no_pressure: bool,
@@ -249,6 +252,7 @@ fn settings(arguments: ServeArguments) -> Result<Settings> {
         until_idle: arguments.until_idle,
         realtime: !arguments.no_realtime,
         pressure: !arguments.no_pressure,
+        extensions: arguments.extension,
     })
 }
 

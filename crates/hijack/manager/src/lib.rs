@@ -39,6 +39,7 @@ pub mod client;
 pub mod command;
 mod cpu;
 pub mod experiment;
+mod extensions;
 pub mod join;
 pub mod protocol;
 mod server;
@@ -49,4 +50,5 @@ pub use attributes::{
     Proposal, Rights, Scope, Subscription, Table, Topic, TraceeId,
 };
 pub use cpu::{CpuReport, Mechanism, Reservation};
+pub use extensions::{ExtensionError, ExtensionHandler};
 pub use server::{Handler, ServeError, Settings, serve};

@@ -208,6 +208,11 @@ impl Classes {
         Self(Vec::new()).with(OWN, "classes.toml")
     }
 
+    /// No classes: what stands for a table whose owner has lent it.
+    pub(crate) fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// These, and those that `text` declares; `name` is for messages.
     ///
     /// # Errors

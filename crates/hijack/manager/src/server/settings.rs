@@ -32,6 +32,8 @@ pub struct Settings {
     pub realtime: bool,
     /// Whether it watches `/proc/pressure`.
     pub pressure: bool,
+    /// The manifests of extensions that run in it.
+    pub extensions: Vec<PathBuf>,
 }
 
 /// A monitor or handler that runs in the manager: an extension, or a service of its own.

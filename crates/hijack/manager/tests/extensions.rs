@@ -1,0 +1,138 @@
+//! Extensions in a manager: they act on the attributes of tracees, and a hostile one harms nobody.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use orrery_manager::client::Client;
+use orrery_manager::join::{Joined, Joining, join};
+use orrery_manager::protocol::{Reply, Request};
+use orrery_testing::eventually;
+use tempfile::TempDir;
+
+const CLASSES: &str = "[[class]]\nname = 'test.level'\nkind = 'integer'\nrange = [0, 1000000]\n";
+const HANDLES: &str = "[handle]
+level = { to = 'test.level', of = 'sleep', rights = ['get', 'set'] }
+tick = { to = 'timer', rights = ['subscribe'] }
+";
+const IMPORTS: &str = r#"
+    (import "orrery" "get_attribute" (func $get (param i32 i32) (result i32)))
+    (import "orrery" "set_attribute" (func $set (param i32 i64) (result i32)))
+    (import "orrery" "subscribe" (func $subscribe (param i32 i64) (result i32)))
+    (import "handle" "level" (func $level (result i32)))
+    (import "handle" "tick" (func $tick (result i32)))
+    (memory (export "memory") 1)
+    (func (export "start") (drop (call $subscribe (call $tick) (i64.const 0))))
+"#;
+/// Adds one to the level at each tick.
+const COUNTS: &str = "(if (i32.eqz (call $get (call $level) (i32.const 0)))
+    (then (drop (call $set (call $level) (i64.add (i64.load (i32.const 0)) (i64.const 1))))))";
+const LOOPS: &str = "(loop $again (br $again))";
+
+/// A process that is killed with its owner.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Writes an extension whose `event` has this body; returns its manifest.
+fn extension(directory: &Path, name: &str, body: &str) -> PathBuf {
+    let wat = format!("(module {IMPORTS} (func (export \"event\") (param i32 i64 i64 i64) {body}))");
+    fs::write(directory.join(format!("{name}.wasm")), wat::parse_str(wat).unwrap()).unwrap();
+    let manifest = directory.join(format!("{name}.toml"));
+    let text = format!("[extension]\nname = '{name}'\nmodule = '{name}.wasm'\nfuel = 100000\n{HANDLES}");
+    fs::write(&manifest, text).unwrap();
+    manifest
+}
+
+fn command(directory: &TempDir, manifests: &[PathBuf]) -> Command {
+    let classes = directory.path().join("classes.toml");
+    fs::write(&classes, CLASSES).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-manager"));
+    command.args(["serve", "--no-realtime", "--socket"]).arg(directory.path().join("socket"));
+    command.arg("--classes").arg(classes);
+    for manifest in manifests {
+        command.arg("--extension").arg(manifest);
+    }
+    command
+}
+
+fn level(joined: &Joined) -> i64 {
+    let request = Request::Get { tracee: None, class: "test.level".to_owned() };
+    match joined.client.ask(&request).unwrap() {
+        Reply::Value(value) => value.parse().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_extension_acts_on_a_tracee_beside_a_hostile_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let manifests =
+        [("hostile", LOOPS), ("counts", COUNTS)].map(|(name, body)| extension(directory.path(), name, body));
+    let log = directory.path().join("log");
+    let mut manager = command(&directory, &manifests);
+    let _manager = Killed(manager.stderr(File::create(&log).unwrap()).spawn().unwrap());
+    let socket = directory.path().join("socket");
+    eventually("the manager listens", || Client::connect(&socket).is_ok());
+    let program = Killed(Command::new("sleep").arg("1000").spawn().unwrap());
+    let joining =
+        Joining { socket: Some(socket), name: "test".to_owned(), values: Vec::new(), journal: None };
+    let pid = program.0.id().cast_signed();
+    // The name of a process that is about to execute is its parent's.
+    eventually("the program runs", || fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n");
+    let joined = join(&joining, pid).unwrap();
+    eventually("the extension acts", || level(&joined) >= 3);
+    let logged = || fs::read_to_string(&log).unwrap();
+    eventually("the hostile one is unloaded", || {
+        logged()
+            .contains("extension \"hostile\": it is unloaded after 3 failures; the last: it used up its fuel")
+    });
+    let before = level(&joined);
+    eventually("the other one goes on", || level(&joined) > before);
+    assert!(!logged().contains("extension \"counts\""), "{}", logged());
+}
+
+#[test]
+fn what_is_wrong_with_an_extension_is_reported_and_nothing_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing.toml");
+    let good = extension(directory.path(), "good", COUNTS);
+    let text = fs::read_to_string(&good).unwrap();
+    let changed = |name: &str, from: &str, to: &str| {
+        assert!(text.contains(from));
+        let path = directory.path().join(name);
+        fs::write(&path, text.replace(from, to)).unwrap();
+        path
+    };
+    for (manifest, expected) in [
+        (missing, "missing.toml: No such file"),
+        (changed("fuel.toml", "100000", "0"), "fuel.toml:4:8: cannot set fuel to 0"),
+        (
+            changed("class.toml", "test.level", "test.depth"),
+            "handle \"level\" is refused: the object has no such operation",
+        ),
+        (
+            changed("right.toml", "'get', 'set'", "'get', 'emit'"),
+            "handle \"level\" is refused: the handle does not have this right",
+        ),
+        (
+            changed("handle.toml", "tick = ", "tack = "),
+            "it imports handle \"tick\", which the manifest does not have",
+        ),
+        (changed("module.toml", "good.wasm", "classes.toml"), "cannot load extension \"good\""),
+    ] {
+        let output = command(&directory, &[good.clone(), manifest]).stdin(Stdio::null()).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.starts_with("orrery-manager: cannot ") || message.contains(".toml:"), "{message}");
+        assert!(message.contains(expected) && message.lines().count() == 1, "{message}");
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!directory.path().join("socket").exists());
+    }
+}
