@@ -2,7 +2,8 @@
  * A monitor of a program's I/O that throttles it: a token bucket, filled each period, emptied by the bytes of each event. Where
  * it is empty, the program's weight is reduced until it has tokens again.
  *
- * Each event of the source `io` has the number of bytes as its value.
+ * Each event of the source `call` is a system call that the program's policy logs: its value is the call's result, which for reads and
+ * writes is a number of bytes.
  */
 #include <orrery/extension.h>
 
@@ -39,7 +40,7 @@ ORRERY_EVENT(subscription, time, value, detail) {
         if (tokens > MOST / 2)
             throttle(0, time);
     } else {
-        tokens -= value;
+        tokens -= value > 0 ? value : 0;
         if (tokens < 0)
             throttle(1, time);
     }

@@ -1,4 +1,4 @@
-;; A watchdog: its program emits a heartbeat; where none came for three ticks, the attribute `restart` is set, and the owner is
+;; A watchdog: its program emits events of topic `custom`; where none came for three ticks, the attribute `restart` is set, and the owner is
 ;; notified by a message. Written by hand, to show that no compiler is needed.
 (module
   (import "orrery" "subscribe" (func $subscribe (param i32 i64) (result i32)))

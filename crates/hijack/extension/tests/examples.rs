@@ -91,22 +91,22 @@ fn the_pid_function_respects_a_guard() {
 }
 
 #[test]
-fn the_monitor_of_io_throttles_and_lets_go() {
+fn the_monitor_of_io_throttles_and_stops() {
     let Some(wasm) = compiled(&examples().join("throttle.c")) else { return };
     let mut bed = Bed::new();
     bed.host.set("io.weight", Some("copier"), 100);
     load(&mut bed, "throttle", &wasm);
     for _ in 0..4 {
-        happen(&mut bed, "io", 64 << 10);
+        happen(&mut bed, "call", 64 << 10);
     }
     assert_eq!(bed.host.get("io.weight", Some("copier")), 100);
-    happen(&mut bed, "io", 64 << 10);
+    happen(&mut bed, "call", 64 << 10);
     assert_eq!(bed.host.get("io.weight", Some("copier")), 1);
     for _ in 0..4 {
         happen(&mut bed, "timer", 0);
     }
     assert_eq!(bed.host.get("io.weight", Some("copier")), 100);
-    assert_eq!(bed.host.record().emitted.len(), 2, "its owner hears of both");
+    assert_eq!(bed.host.record().emitted.len(), 2, "its owner is notified of both");
     assert!(bed.notices().is_empty());
 }
 
@@ -118,7 +118,7 @@ fn the_watchdog_restarts_a_silent_server_once() {
     load(&mut bed, "watchdog", &wat::parse_str(source).unwrap());
     for _ in 0..5 {
         happen(&mut bed, "timer", 0);
-        happen(&mut bed, "heartbeat", 1);
+        happen(&mut bed, "custom", 1);
     }
     for _ in 0..2 {
         happen(&mut bed, "timer", 0);

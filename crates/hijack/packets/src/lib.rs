@@ -1,4 +1,4 @@
-//! Shares of packet delivery: whoever has a high share loses nothing while others flood.
+//! Shares of packet delivery: streams with a high share lose nothing while others flood.
 //!
 //! What a machine cannot process is dropped in any case. Without help, it is dropped where it is most expensive: after it was
 //! queued, its receiver was woken, and with no regard to who needs it. Here, what would be too much is dropped at the sockets with the lowest
