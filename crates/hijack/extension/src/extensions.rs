@@ -8,23 +8,12 @@ use crate::event::{Event, Posted, Pushed, Queue};
 use crate::expiry::Expiry;
 use crate::handles::{Grant, Table};
 use crate::host::{Host, Notice, Refusal, Subscriber};
+use crate::id::Id;
 use crate::instance::{Instance, Linked, Reservation, State};
 use crate::manifest::{Manifest, Request};
 use crate::module::Module;
 use crate::period::Allowance;
 use crate::status::Status;
-
-/// An extension's number: no other extension of this manager ever has the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Id(u32);
-
-impl Id {
-    /// Returns the number.
-    #[must_use]
-    pub fn number(self) -> u32 {
-        self.0
-    }
-}
 
 /// What all extensions of a manager may use, together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

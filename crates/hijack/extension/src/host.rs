@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use crate::error::Abort;
-use crate::extensions::Id;
+use crate::id::Id;
 use crate::interface;
 
 /// The manager that extensions run in. A call comes from within [`Extensions::run`](crate::Extensions::run), on its thread, and
