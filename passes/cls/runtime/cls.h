@@ -1,0 +1,61 @@
+/*
+ * What a library that was built with the pass shows to the loader of instances, and what the loader gives to it.
+ *
+ * Both are one version: a loader refuses libraries of another one.
+ */
+#ifndef ORRERY_PASSES_CLS_RUNTIME_H
+#define ORRERY_PASSES_CLS_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ORRERY_CLS_VERSION 1
+
+/* The words of a thread. The pass reads the first. */
+struct orrery_cls_thread {
+    intptr_t delta; /* from the library's own state to that of the current instance */
+    char *block;    /* the thread-local variables in the current instance; null: look them up */
+    void *instance; /* the loader's: the current instance */
+    struct orrery_cls_block *blocks; /* this thread's thread-local variables in all instances */
+};
+
+/* What the loader does for a library. `instance` is what the loader stored in the instance's state. */
+struct orrery_cls_host {
+    uintptr_t heap_start; /* where all instances have their memory */
+    size_t heap_size;
+    void *(*allocate)(void *instance, size_t size, size_t alignment);
+    void (*release)(void *instance, void *memory);
+    void *(*resize)(void *instance, void *memory, size_t size);
+    size_t (*usable_size)(void *instance, void *memory);
+    void (*thread_starts)(void *instance); /* in the thread that makes another */
+    void (*thread_ends)(void *instance, struct orrery_cls_thread *thread);
+};
+
+/* The variables of the runtime itself that each instance has. */
+struct orrery_cls_own {
+    void *instance;                  /* stored by the loader; null in the library's own state */
+    struct exit_entry *exits;        /* functions to be called at the end of the instance */
+    struct orrery_cls_block *blocks; /* thread-local variables of all threads; a copy of the state has none */
+};
+
+/* How large a unit's alignment is, and a reference that is for the linker. */
+struct orrery_cls_unit {
+    uint32_t alignment;
+    int32_t distance;
+};
+
+struct orrery_cls_descriptor {
+    uint32_t version;
+    uint32_t size;                          /* of this structure */
+    void (*extent)(char **from, char **to); /* from the first to the last byte of state */
+    const struct orrery_cls_unit *units, *units_end;
+    const char *(*pristine)(size_t *size);     /* the state before constructors ran; null if there are none */
+    struct orrery_cls_thread *(*thread)(void); /* the words of the calling thread */
+    void (*set_host)(const struct orrery_cls_host *);
+    void (*construct)(void);    /* in an instance: runs constructors */
+    void (*destruct)(void);     /* in an instance: runs destructors */
+    void (*forget)(void);       /* in an instance: drops all threads' thread-local variables */
+    struct orrery_cls_own *own; /* in the library's own state */
+};
+
+#endif

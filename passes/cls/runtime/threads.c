@@ -1,0 +1,222 @@
+/* Thread-local variables, one per thread and instance; threads that a library makes; functions at exit. */
+#include "own.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHARED __attribute__((section("orrery_cls_shared_bss")))
+
+extern char __start_orrery_cls_tls[] HIDDEN __attribute__((weak));
+extern char __stop_orrery_cls_tls[] HIDDEN __attribute__((weak));
+extern void *__dso_handle;
+
+extern int __cxa_atexit(void (*function)(void *), void *argument, void *library);
+
+/* The thread-local variables of one thread in one instance. They lie behind it. */
+struct orrery_cls_block {
+    struct orrery_cls_block *next_of_thread;
+    struct orrery_cls_block *next_of_instance;
+    struct orrery_cls_thread *thread;
+    intptr_t delta;
+    struct exit_entry *exits;
+    char *bytes;
+};
+
+/* Guards the lists of blocks. */
+static pthread_mutex_t lock SHARED;
+static pthread_key_t key SHARED;
+static int has_key SHARED;
+
+static void fatal(const char *text) {
+    fprintf(stderr, "orrery: %s\n", text);
+    abort();
+}
+
+HIDDEN void orrery_cls_run(struct exit_entry **list) {
+    while (*list) {
+        struct exit_entry *entry = *list;
+        *list = entry->next;
+        entry->function(entry->argument);
+        __orrery_cls_free(entry);
+    }
+}
+
+/* An entry is a part of the instance, as the list is. */
+static int push(struct exit_entry **list, void (*function)(void *), void *argument) {
+    struct exit_entry *entry = __orrery_cls_malloc(sizeof *entry);
+    if (!entry)
+        return -1;
+    *entry = (struct exit_entry){*list, function, argument};
+    *list = entry;
+    return 0;
+}
+
+static void unlink_of_thread(struct orrery_cls_block *block) {
+    struct orrery_cls_block **at = &block->thread->blocks;
+    while (*at != block)
+        at = &(*at)->next_of_thread;
+    *at = block->next_of_thread;
+    if (block->thread->block == block->bytes)
+        block->thread->block = NULL;
+}
+
+static void drop(struct orrery_cls_block *block) {
+    free(block->bytes);
+    free(block);
+}
+
+/* The calling thread ends: so do its variables in every instance. */
+static void thread_ends(void *words) {
+    struct orrery_cls_thread *thread = words;
+    intptr_t delta = thread->delta;
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        struct orrery_cls_block *block = thread->blocks;
+        pthread_mutex_unlock(&lock);
+        if (!block)
+            break;
+        thread->delta = block->delta;
+        thread->block = block->bytes;
+        orrery_cls_run(&block->exits);
+        pthread_mutex_lock(&lock);
+        struct orrery_cls_block **at = &own()->blocks;
+        while (*at != block)
+            at = &(*at)->next_of_instance;
+        *at = block->next_of_instance;
+        unlink_of_thread(block);
+        pthread_mutex_unlock(&lock);
+        drop(block);
+    }
+    thread->delta = delta;
+    thread->block = NULL;
+    if (orrery_cls_host && thread->instance)
+        orrery_cls_host->thread_ends(thread->instance, thread);
+}
+
+HIDDEN int orrery_cls_watch_thread(void) {
+    pthread_mutex_lock(&lock);
+    int failed = has_key ? 0 : pthread_key_create(&key, thread_ends);
+    has_key |= !failed;
+    pthread_mutex_unlock(&lock);
+    return failed ? failed : pthread_setspecific(key, &__orrery_cls_thread);
+}
+
+__attribute__((destructor(102))) static void unload(void) {
+    if (has_key)
+        pthread_key_delete(key);
+}
+
+static struct orrery_cls_block *current_block(void) {
+    struct orrery_cls_thread *thread = &__orrery_cls_thread;
+    struct orrery_cls_block *block;
+    pthread_mutex_lock(&lock);
+    for (block = thread->blocks; block && block->delta != thread->delta;)
+        block = block->next_of_thread;
+    pthread_mutex_unlock(&lock);
+    if (block) {
+        thread->block = block->bytes;
+        return block;
+    }
+    size_t size = (size_t)(__stop_orrery_cls_tls - __start_orrery_cls_tls);
+    block = calloc(1, sizeof *block);
+    /* As the section is aligned, which is a page at most. */
+    if (!block || posix_memalign((void **)&block->bytes, size > 2048 ? 4096 : 1024, size + 16) ||
+        orrery_cls_watch_thread())
+        fatal("no memory for the thread-local variables of an instance");
+    memcpy(block->bytes, __start_orrery_cls_tls + thread->delta, size);
+    block->thread = thread;
+    block->delta = thread->delta;
+    pthread_mutex_lock(&lock);
+    block->next_of_thread = thread->blocks;
+    thread->blocks = block;
+    block->next_of_instance = own()->blocks;
+    own()->blocks = block;
+    pthread_mutex_unlock(&lock);
+    thread->block = block->bytes;
+    return block;
+}
+
+/* What the pass adds the offset of a thread-local variable to. */
+HIDDEN char *__orrery_cls_thread_block(void) {
+    char *block = __orrery_cls_thread.block;
+    return __builtin_expect(block != NULL, 1) ? block : current_block()->bytes;
+}
+
+/* At the end of an instance: destructors of all threads' variables, here. No thread is in the instance any more. */
+HIDDEN void orrery_cls_end_blocks(void) {
+    char *before = __orrery_cls_thread.block;
+    for (struct orrery_cls_block *block = own()->blocks; block; block = block->next_of_instance) {
+        __orrery_cls_thread.block = block->bytes;
+        orrery_cls_run(&block->exits);
+    }
+    __orrery_cls_thread.block = before;
+}
+
+HIDDEN void orrery_cls_forget(void) {
+    struct orrery_cls_own *state = own();
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        struct orrery_cls_block *block = state->blocks;
+        if (block) {
+            state->blocks = block->next_of_instance;
+            unlink_of_thread(block);
+        }
+        pthread_mutex_unlock(&lock);
+        if (!block)
+            break;
+        drop(block);
+    }
+}
+
+HIDDEN int __orrery_cls_cxa_atexit(void (*function)(void *), void *argument, void *library) {
+    return own()->instance ? push(&own()->exits, function, argument)
+                           : __cxa_atexit(function, argument, library);
+}
+
+HIDDEN int __orrery_cls_atexit(void (*function)(void)) {
+    return __orrery_cls_cxa_atexit((void (*)(void *))function, NULL, __dso_handle);
+}
+
+HIDDEN int __orrery_cls_cxa_thread_atexit(void (*function)(void *), void *argument, void *library) {
+    (void)library;
+    (void)__orrery_cls_thread_block();
+    return push(&current_block()->exits, function, argument);
+}
+
+struct start {
+    void *(*function)(void *);
+    void *argument;
+    struct orrery_cls_thread words;
+};
+
+static void *run(void *of) {
+    struct start start = *(struct start *)of;
+    free(of);
+    __orrery_cls_thread.delta = start.words.delta;
+    __orrery_cls_thread.instance = start.words.instance;
+    if (orrery_cls_watch_thread())
+        fatal("no memory for a thread of an instance");
+    return start.function(start.argument);
+}
+
+/* A thread is in the instance that it was made in. */
+HIDDEN int __orrery_cls_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                                       void *(*function)(void *), void *argument) {
+    if (!own()->instance)
+        return pthread_create(thread, attributes, function, argument);
+    struct start *start = malloc(sizeof *start);
+    if (!start)
+        return EAGAIN;
+    *start = (struct start){function, argument, __orrery_cls_thread};
+    void *instance = own()->instance;
+    orrery_cls_host->thread_starts(instance);
+    int failed = pthread_create(thread, attributes, run, start);
+    if (failed) {
+        free(start);
+        orrery_cls_host->thread_ends(instance, NULL);
+    }
+    return failed;
+}
