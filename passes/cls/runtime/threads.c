@@ -30,6 +30,9 @@ static pthread_mutex_t lock SHARED;
 static pthread_key_t key SHARED;
 static int has_key SHARED;
 
+/* Whether the library made the calling thread: others may end in an instance that they did not leave. */
+static __thread int started __attribute__((tls_model("initial-exec")));
+
 static void fatal(const char *text) {
     fprintf(stderr, "orrery: %s\n", text);
     abort();
@@ -92,7 +95,7 @@ static void thread_ends(void *words) {
     }
     thread->delta = delta;
     thread->block = NULL;
-    if (orrery_cls_host && thread->instance)
+    if (started && thread->instance)
         orrery_cls_host->thread_ends(thread->instance, thread);
 }
 
@@ -195,6 +198,7 @@ struct start {
 static void *run(void *of) {
     struct start start = *(struct start *)of;
     free(of);
+    started = 1;
     __orrery_cls_thread.delta = start.words.delta;
     __orrery_cls_thread.instance = start.words.instance;
     if (orrery_cls_watch_thread())

@@ -19,15 +19,22 @@ bool isTypeInformation(StringRef Name) {
     return false;
 }
 
-/// Names that the linker or the compiler gives a meaning.
+/// Names to which the compiler gives a meaning.
 bool isReserved(StringRef Name) {
-    if (Name == "__dso_handle" || Name == "_GLOBAL_OFFSET_TABLE_" || Name == "_DYNAMIC" || Name == "_end" ||
-        Name == "end" || Name == "_edata" || Name == "edata" || Name == "_etext" || Name == "etext" ||
-        Name == "__bss_start" || Name == "__ehdr_start")
+    if (Name == "__dso_handle")
         return true;
     for (StringRef Prefix : {"llvm.", "__start_", "__stop_", "__orrery_cls", "__sanitizer", "__asan_",
                              "__ubsan", "__llvm_prof", "__profc_", "__profd_", "__emutls"})
         if (hasPrefix(Name, Prefix))
+            return true;
+    return false;
+}
+
+/// Names of addresses that the linker defines, where no unit does.
+bool isOfLinker(StringRef Name) {
+    for (StringRef Known : {"_GLOBAL_OFFSET_TABLE_", "_DYNAMIC", "_end", "end", "_edata", "edata", "_etext",
+                            "etext", "__bss_start", "__ehdr_start"})
+        if (Name == Known)
             return true;
     return false;
 }
@@ -42,8 +49,8 @@ bool Selection::canMove(const GlobalVariable &G) const {
 
 bool Selection::isForeign(const GlobalVariable *G) const {
     return (G->isDeclaration() || G->hasAvailableExternallyLinkage()) && !G->isThreadLocal() &&
-           G->hasName() && !isReserved(G->getName()) && !isTypeInformation(G->getName()) &&
-           !Shared.count(const_cast<GlobalVariable *>(G));
+           G->hasName() && !isReserved(G->getName()) && !isOfLinker(G->getName()) &&
+           !isTypeInformation(G->getName()) && !Shared.count(const_cast<GlobalVariable *>(G));
 }
 
 void Selection::readAnnotations(Module &M) {
