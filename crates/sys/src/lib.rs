@@ -14,6 +14,7 @@
 //! | the memory and threads of other processes | [`process_memory`], [`ptrace`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | who is at the other end of a socket | [`peer`] |
+//! | who owns a user namespace | [`namespaces`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
 //! | what sockets drop, and descriptors of other processes | [`socket_filter`] |
 //! | whether this is a forked child | [`generation`] |
@@ -38,6 +39,7 @@ pub mod kcmp;
 pub mod maps;
 pub mod mapwatch;
 pub mod memory_copy;
+pub mod namespaces;
 pub mod netlink;
 pub mod notify;
 pub mod pagemap;
