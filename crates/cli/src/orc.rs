@@ -2,6 +2,7 @@
 
 mod explain;
 mod oci;
+mod rootfs;
 mod run;
 mod serve;
 mod stat;
@@ -23,6 +24,7 @@ enum Command {
     Explain(explain::Arguments),
     Run(run::Arguments),
     Oci(oci::Arguments),
+    Rootfs(rootfs::Arguments),
     #[command(hide = true)]
     Part(serve::PartArguments),
 }
@@ -38,6 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Explain(arguments) => explain::run(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Oci(arguments) => oci::run(arguments),
+        Command::Rootfs(arguments) => rootfs::run(arguments),
         Command::Part(arguments) => serve::run_part(arguments),
     }
 }

@@ -1,9 +1,10 @@
 //! Builds the auditor: a shared object without a C library, which the store carries along.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "auditor",
     "environment",
     "files",
@@ -15,6 +16,7 @@ const SOURCES: [&str; 11] = [
     "relocated",
     "segments",
     "start",
+    "static_tls",
 ];
 
 fn main() {
@@ -42,4 +44,18 @@ fn main() {
         "building the auditor with {}: {built:?}; `make bootstrap` installs a C compiler",
         compiler.display()
     );
+    build_stub(&compiler);
+}
+
+/// Builds what 32-bit programs find; an empty file where the compiler makes no 32-bit code, as for other processors.
+fn build_stub(compiler: &OsStr) {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("stub.so");
+    let mut command = Command::new(compiler);
+    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared", "-m32"]);
+    command.args(["-nostdlib", "-ffreestanding", "-fno-stack-protector", "-fcf-protection=none"]);
+    command.args(["-Wl,--build-id=none,-s", "c/stub.c", "-o"]).arg(&out).stderr(Stdio::null());
+    let is_x86_64 = std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|name| name == "x86_64");
+    if !is_x86_64 || !command.status().is_ok_and(|status| status.success()) {
+        let _ = std::fs::write(&out, []);
+    }
 }

@@ -45,6 +45,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         orrery_orc_auditor::find(&directory).context("find the auditor that the store has installed")?;
     let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", directory.into_os_string())];
     let others = std::env::var_os("LD_AUDIT").unwrap_or_default();
+    let auditor = orrery_orc_auditor::path_for_loaders(&auditor);
     variables.push(("LD_AUDIT", audit_list(&others, auditor.as_os_str())));
     variables.push(("GLIBC_TUNABLES", tunables(std::env::var_os("GLIBC_TUNABLES").as_deref())));
     if arguments.verbose {

@@ -24,9 +24,12 @@ pub(super) struct Arguments {
     /// A socket with a trust domain of its own: its clients share with one another and with nobody else
     #[arg(long, value_name = "NAME=SOCKET", value_parser = named_domain)]
     trust_domain: Vec<NamedTrustDomain>,
-    /// Bytes that each trust domain may have (K, M, G)
-    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = bytes)]
-    quota: u64,
+    /// Bytes that each trust domain may have (K, M, G) [default: a quarter of --memory, 4G at most]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    quota: Option<u64>,
+    /// Bytes that all trust domains may have together (K, M, G) [default: half of the machine's memory]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
     /// Bytes of the largest object (K, M, G)
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = bytes)]
     largest: u64,
@@ -61,6 +64,9 @@ pub(super) struct Arguments {
     /// A file to write down in what happens, one JSON object per line
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Bytes of the log (K, M, G), after which it is renamed to FILE.1 and begins again
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = bytes)]
+    log_size: u64,
 }
 
 #[derive(Args)]
@@ -177,10 +183,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         Some(secret) => std::path::absolute(secret).context("find the secret's directory")?,
         None => beside(&directory)?,
     };
+    let memory = arguments.memory.unwrap_or_else(|| Config::default().memory);
     let config = Config {
         socket: directory.join(SOCKET),
         named_domains,
-        quota: arguments.quota,
+        quota: arguments.quota.unwrap_or_else(|| Config::quota_of(memory)),
+        memory,
         largest: arguments.largest,
         objects: arguments.objects.max(1),
         connections: arguments.connections.max(1),
@@ -188,6 +196,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         executables: arguments.executables,
         publishers: arguments.publisher.clone(),
         log,
+        log_size: arguments.log_size,
         disk,
         huge: arguments.huge_pages,
         secret: Some(secret),

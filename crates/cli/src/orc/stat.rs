@@ -1,5 +1,7 @@
 //! `orrery orc stat`: what the store has, who holds it, and what that saves.
 
+mod stale;
+
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,6 +28,9 @@ pub(super) struct Arguments {
     /// List every object
     #[arg(long)]
     objects: bool,
+    /// List programs that have an object of a file that was replaced since, as by an update: they have to be started again
+    #[arg(long, conflicts_with_all = ["watch", "objects"])]
+    stale: bool,
     /// Show it again and again
     #[arg(long)]
     watch: bool,
@@ -52,6 +57,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let directory = arguments.directory.clone().unwrap_or_else(default_directory);
     let client = Client::connect_to(&directory)?;
+    if arguments.stale {
+        return print_stale(&stale::find(&client.report()?)?, arguments.json);
+    }
     loop {
         let report = client.report()?;
         let measured = measure(&report).context("read /proc")?;
@@ -70,6 +78,27 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         }
         std::thread::sleep(Duration::from_secs_f64(arguments.every));
     }
+}
+
+fn print_stale(found: &[stale::Stale], json: bool) -> Result<()> {
+    let text = if json {
+        serde_json::to_string(found)?
+    } else if found.is_empty() {
+        "No program has an object of a file that was replaced.".to_owned()
+    } else {
+        let mut table = new_table(&["PID", "PROGRAM", "FILE", "NOW"]);
+        for stale in found {
+            let now = if stale.is_gone { "gone" } else { "replaced" };
+            table.add_row([
+                right(stale.pid.to_string()),
+                Cell::new(&stale.program),
+                Cell::new(&stale.file),
+                Cell::new(now),
+            ]);
+        }
+        table.trim_fmt()
+    };
+    writeln!(io::stdout().lock(), "{text}").context("write to standard output")
 }
 
 fn new_table(heading: &[&str]) -> Table {

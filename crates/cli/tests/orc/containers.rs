@@ -111,14 +111,14 @@ fn containers_of_an_engine_share_their_files() {
         orrery_testing::skipped!("containerd cannot run containers here: {}", why.trim());
         return;
     }
-    let store = Store::new(&[]);
+    let (store, directory) = store_for_containers(work.path());
     let _ = store.client();
     // What examples/oci names to engines.
     let runtime = work.path().join("orrery-runc");
     let script = format!(
         "#!/bin/sh\nexec {} orc oci --directory {} -- \"$@\"\n",
         env!("CARGO_BIN_EXE_orrery"),
-        store.path().display()
+        directory.display()
     );
     fs::write(&runtime, script).unwrap();
     fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
@@ -130,6 +130,15 @@ fn containers_of_an_engine_share_their_files() {
         }
         assert_eq!(code(pids[0], file), code(pids[1], file), "{file}");
     }
+}
+
+/// A store with a trust domain for containers, and the directory of its socket.
+fn store_for_containers(work: &Path) -> (Store, PathBuf) {
+    let directory = work.join("domain");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    let domain = format!("acme={}", directory.join("socket").display());
+    (Store::new(&["--trust-domain", &domain]), directory)
 }
 
 /// A container that ends with the test.
@@ -194,10 +203,10 @@ fn containers_in_user_namespaces_are_left_alone() {
         orrery_testing::skipped!("runc cannot run such containers here: {}", why.trim());
         return;
     }
-    let store = Store::new(&[]);
+    let (store, directory) = store_for_containers(work.path());
     let _ = store.client();
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
-    command.args(["orc", "oci", "--directory"]).arg(store.path()).arg("--");
+    command.args(["orc", "oci", "--directory"]).arg(&directory).arg("--");
     let container = Container::start(command, &name(1), &bundle, &root).unwrap();
     // It runs as ever, with its own files.
     eventually("its code", || code(container.pid, "/libc.so.6").is_some_and(|(_, is_object)| !is_object));
@@ -247,10 +256,7 @@ fn containers_of_a_trust_domain_share_their_files() {
             return;
         }
     }
-    let directory = work.path().join("tenant");
-    fs::create_dir(&directory).unwrap();
-    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
-    let store = Store::new(&["--trust-domain", &format!("acme={}", directory.join("socket").display())]);
+    let (store, directory) = store_for_containers(work.path());
     let _ = store.client();
     let containers: Vec<_> = (0..)
         .zip(&bundles)
@@ -270,6 +276,28 @@ fn containers_of_a_trust_domain_share_their_files() {
         }
         assert_eq!(seen[0], seen[1], "{file}");
     }
+    // So does what is started in a container later, as engines do it.
+    let mut process: Value =
+        serde_json::from_slice(&fs::read(bundles[0].join("config.json")).unwrap()).unwrap();
+    let mut process = process["process"].take();
+    process["env"] = json!(["PATH=/bin"]);
+    process["args"] = json!(["/bin/sleep", "999"]);
+    let (described, pid) = (work.path().join("process.json"), work.path().join("further.pid"));
+    fs::write(&described, process.to_string()).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.args(["orc", "oci", "--directory"]).arg(&directory).args(["--", "--root"]).arg(&root);
+    command.args(["exec", "--process"]).arg(&described).args(["--detach", "--pid-file"]).arg(&pid);
+    // The process goes on with these, too: a pipe would not end.
+    let log = work.path().join("further.log");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).unwrap());
+    let status = command.arg(name(0)).status().unwrap();
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(status.success() && said.is_empty(), "{said}");
+    let further = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    for file in ["sleep", "libc.so.6"] {
+        eventually("the exchange", || code(further, file).is_some_and(|(_, object)| object));
+        assert_eq!(code(further, file), code(containers[1].pid, file), "{file}");
+    }
     // They are the trust domain's, although root's, and the host's users know nothing of them.
     let objects = store.client().report().unwrap().objects;
     assert!(
@@ -288,4 +316,74 @@ fn containers_of_a_trust_domain_share_their_files() {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("shares nothing"), "{output:?}");
+}
+
+#[test]
+fn containers_are_never_in_the_trust_domain_of_the_hosts_root() {
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let bundle = tempfile::tempdir().unwrap();
+    let config = json!({"process": {"env": []}}).to_string();
+    fs::write(bundle.path().join("config.json"), &config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.args(["orc", "oci", "--runtime", "true", "--directory"]).arg(store.path());
+    let output = command.args(["--", "create", "--bundle"]).arg(bundle.path()).arg("name").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("shares nothing") && said.contains("--trust-domain"), "{said}");
+    assert_eq!(fs::read_to_string(bundle.path().join("config.json")).unwrap(), config);
+}
+
+/// As much of the code of a file of a process is shared with others as the kernel says.
+fn is_shared(pid: u32, file: &str) -> bool {
+    let areas = orrery_orc_store::measure::mappings(i32::try_from(pid).unwrap()).unwrap_or_default();
+    let code = areas.iter().find(|area| area.access == "r-xp" && area.name.ends_with(file));
+    code.is_some_and(|area| area.resident > 0 && area.proportional * 4 <= area.resident * 3)
+}
+
+#[test]
+fn containers_have_trees_on_request() {
+    if Command::new("runc").arg("--version").output().is_err() {
+        orrery_testing::skipped!("there is no runc");
+        return;
+    }
+    let work = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let root = work.path().join("runc");
+    let bundles = ["one", "two"].map(|name| work.path().join(name));
+    bundles.iter().for_each(|bundle| plant(bundle));
+    let name = |number: usize| format!("orrery-tree-{}-{number}", std::process::id());
+    if let Err(why) = Container::start(Command::new("runc"), &name(0), &bundles[0], &root) {
+        orrery_testing::skipped!("runc cannot run containers here: {}", why.trim());
+        return;
+    }
+    let orrery = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+        command.args(["orc", "oci", "--rootfs", "--content"]).arg(work.path().join("content")).arg("--");
+        command
+    };
+    let start = |number: usize| Container::start(orrery(), &name(number), &bundles[number], &root).unwrap();
+    let containers = [start(0), start(1)];
+    let clean = || {
+        for number in 0..2 {
+            let mut delete = orrery();
+            delete.arg("--root").arg(&root).args(["delete", "--force", &name(number)]);
+            assert!(delete.status().unwrap().success());
+        }
+        let _ = Command::new("chattr").args(["-R", "-i"]).arg(work.path().join("content")).output();
+    };
+    if containers.iter().any(|container| container.said.contains("immutable")) {
+        orrery_testing::skipped!("{}", containers[0].said);
+        clean();
+        return;
+    }
+    assert_eq!((containers[0].said.as_str(), containers[1].said.as_str()), ("", ""));
+    for container in &containers {
+        eventually("the C library is shared", || is_shared(container.pid, "/libc.so.6"));
+        let variables = fs::read(format!("/proc/{}/environ", container.pid)).unwrap();
+        assert!(!String::from_utf8_lossy(&variables).contains("LD_AUDIT"));
+    }
+    let tree = work.path().join("trees").join(name(0));
+    assert!(tree.join("bin").exists());
+    clean();
+    assert!(!tree.exists(), "nothing is left");
 }

@@ -22,7 +22,7 @@ fn raw(store: &Store) -> OwnedFd {
     raw_at(&store.path().join("socket"))
 }
 
-fn raw_at(path: &std::path::Path) -> OwnedFd {
+pub(crate) fn raw_at(path: &std::path::Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();

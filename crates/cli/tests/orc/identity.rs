@@ -42,7 +42,16 @@ fn find(bytes: &[u8], wanted: &[u8]) -> usize {
 /// Two images with equal inodes, sizes and times, as reproducible builds make them; one takes the place of the other.
 #[test]
 fn the_files_of_an_image_that_replaced_another_are_its_own() {
-    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    replace_images(&[]);
+}
+
+#[test]
+fn so_they_are_where_mounts_have_no_unique_numbers() {
+    replace_images(&[("ORRERY_ORC_KERNEL", "old")]);
+}
+
+fn replace_images(variables: &[(&str, &str)]) {
+    let (store, workshop) = (Store::with_variables(variables, &[]), Workshop::new());
     let _ = store.client();
     let source =
         "const char version[] = \"version-of-the-image:1\"; const char *get(void) { return version; }
@@ -76,7 +85,8 @@ fn the_files_of_an_image_that_replaced_another_are_its_own() {
     );
     let program = workshop.program("print", &program, &[]);
     let print = || {
-        let output = run(&store, &[program.to_str().unwrap()]).output().unwrap();
+        let mut command = run(&store, &[program.to_str().unwrap()]);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     for (image, version) in [(&image, 1), (&other, 2), (&image, 1)] {

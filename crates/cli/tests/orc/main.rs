@@ -7,6 +7,7 @@ mod confidential;
 mod containers;
 mod deaths;
 mod debuggers;
+mod fairness;
 mod files;
 mod filters;
 mod guest;
@@ -20,9 +21,11 @@ mod odd;
 mod promises;
 mod publish;
 mod relocated;
+mod rootfs;
 mod seeing;
 mod sharing;
 mod steps;
+mod stuck_files;
 mod timing;
 mod tracer;
 mod unmodified;
@@ -47,6 +50,14 @@ impl Store {
         std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .unwrap();
         let supervisor = start(directory.path(), options);
+        Self { directory, supervisor }
+    }
+
+    /// One whose processes have these variables in their environment.
+    fn with_variables(variables: &[(&str, &str)], options: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = command(directory.path(), options);
+        let supervisor = command.envs(variables.iter().copied()).spawn().unwrap();
         Self { directory, supervisor }
     }
 

@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
 use object::{Object as _, ObjectSection as _};
 
 use crate::Store;
 use crate::guest::{Guest, TALK, Workshop};
+use crate::unmodified::run;
 
 const AN_OBJECT: &str = "an object: one copy for all";
 const CHANGED: &str = "code that was changed in memory";
@@ -348,4 +350,99 @@ fn what_the_policy_refuses_is_explained() {
     assert!(guest.said().contains("the quota is used up"), "{}", guest.said());
     let reasons = guest.reasons("libc.so.6", "r-xp");
     assert!(reasons.iter().all(|reason| reason.contains("quota")), "{reasons:?}");
+}
+
+/// The library of a sanitizer has more thread-local variables than the loader has room for under an auditor.
+#[test]
+fn programs_with_sanitizers_start_and_are_left_alone() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let source = "
+#include <pthread.h>
+static void *add(void *number) { ++*(int *)number; return NULL; }
+int main(int count, char **arguments) {
+    int number = count;
+    pthread_t thread;
+    pthread_create(&thread, NULL, add, &number);
+    pthread_join(thread, NULL);
+    const char *auditors = getenv(\"LD_AUDIT\");
+    printf(\"%d %s %s %s\\n\", number, arguments[1], getenv(\"KEPT\"), auditors ? auditors : \"none\");
+}
+";
+    for sanitizer in ["thread", "leak"] {
+        let name = format!("lib{}san.so", &sanitizer[..1]);
+        let found = Command::new("cc").arg(format!("-print-file-name={name}")).output().unwrap();
+        if !Path::new(String::from_utf8(found.stdout).unwrap().trim()).is_absolute() {
+            orrery_testing::skipped!("there is no {name}");
+            continue;
+        }
+        let options = ["-pthread", &format!("-fsanitize={sanitizer}")];
+        let program = workshop.program(sanitizer, &format!("{TALK}{source}"), &options);
+        let share = |auditors: &str| {
+            let mut command = run(&store, &[program.to_str().unwrap(), "argument"]);
+            command.env("KEPT", "kept").env("LD_AUDIT", auditors);
+            command.env("TSAN_OPTIONS", "verbosity=0").output().unwrap()
+        };
+        // With the address space at random some kernels leave too little of it to the sanitizer: not our doing.
+        let plain = Command::new(&program).arg("argument").env("KEPT", "kept").output().unwrap();
+        if !plain.status.success() {
+            orrery_testing::skipped!("-fsanitize={sanitizer} does not run here: {plain:?}");
+            continue;
+        }
+        let output = share("");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "3 argument kept none", "{said}");
+        assert!(said.contains("too many thread-local variables"), "{said}");
+        // With an auditor of somebody else it is as without ours: the loader sets as little room aside for that one.
+        let theirs = "/nonexistent/theirs.so";
+        let plain =
+            Command::new(&program).arg("argument").env("KEPT", "kept").env("LD_AUDIT", theirs).output();
+        let (plain, output) = (plain.unwrap(), share(theirs));
+        assert_eq!((plain.status, plain.stdout), (output.status, output.stdout));
+    }
+}
+
+#[test]
+fn programs_of_thirty_two_bits_run_without_a_word() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let (source, program) = (workshop.path("small.c"), workshop.path("small"));
+    fs::write(&source, "int main(void) { return 7; }").unwrap();
+    let built = Command::new("cc").args(["-m32", "-o"]).arg(&program).arg(&source).output().unwrap();
+    if !built.status.success()
+        || Command::new(&program).status().map_or(true, |status| status.code() != Some(7))
+    {
+        orrery_testing::skipped!("no 32-bit program can be built or run here");
+        return;
+    }
+    let output = run(&store, &[program.to_str().unwrap()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+/// `READY=1` comes when clients can connect.
+#[test]
+fn the_service_manager_is_notified() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    let store = Store::with_variables(&[("NOTIFY_SOCKET", path.to_str().unwrap())], &[]);
+    let mut buffer = [0; 100];
+    let length = manager.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"READY=1");
+    orrery_orc_client::Client::connect_to(store.path()).unwrap();
+}
+
+/// As the service manager does when it stops a service.
+#[test]
+fn a_store_whose_processes_are_all_terminated_leaves_nothing() {
+    let mut store = Store::new(&[]);
+    run(&store, &["true"]).status().unwrap();
+    let objects = store.path().join("objects");
+    let server = store.server();
+    crate::signal(server, libc::SIGTERM);
+    crate::signal(i32::try_from(store.supervisor.id()).unwrap(), libc::SIGTERM);
+    assert!(store.supervisor.wait().unwrap().success());
+    assert!(!objects.exists(), "{objects:?}");
 }

@@ -227,6 +227,63 @@ fn what_is_counted_is_what_the_kernel_counts_for_each_page() {
 }
 
 #[test]
+fn programs_with_files_that_were_replaced_are_listed() {
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let tree = tempfile::tempdir().unwrap();
+    let path = tree.path().join("oldster");
+    orrery_testing::copy_program("/bin/sleep", &path);
+    let running = waiting(&store, &path, &["1000"], rustix::process::geteuid().as_raw());
+    let directory = store.path().to_str().unwrap();
+    let stale = || -> Vec<Value> {
+        serde_json::from_str(text(&orc(&["stat", "--directory", directory, "--stale", "--json"]))).unwrap()
+    };
+    assert!(stale().is_empty(), "{:?}", stale());
+    // The same bytes again are no other ones.
+    let other = tree.path().join("other");
+    orrery_testing::copy_program("/bin/sleep", &other);
+    std::fs::rename(&other, &path).unwrap();
+    assert!(stale().is_empty(), "{:?}", stale());
+    orrery_testing::copy_program("/bin/true", &other);
+    std::fs::rename(&other, &path).unwrap();
+    let found = stale();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((&found[0]["pid"], &found[0]["is_gone"]), (&running.0.id().into(), &false.into()));
+    assert!(found[0]["file"].as_str().unwrap().ends_with("/oldster"));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(stale()[0]["is_gone"], true);
+    assert!(text(&orc(&["stat", "--directory", directory, "--stale"])).contains("gone"));
+}
+
+/// What is saved is what programs would take that do not share: of one file they have one copy anyway.
+#[test]
+fn what_is_saved_is_what_plain_programs_would_take_more() {
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let trees = orrery_testing::PublicDirectory::new();
+    let uid = rustix::process::geteuid().as_raw();
+    let directory = store.path().to_str().unwrap();
+    let saved = || {
+        let look: Value =
+            serde_json::from_str(text(&orc(&["stat", "--directory", directory, "--json"]))).unwrap();
+        let domains = look["trust_domains"].as_object().unwrap().values();
+        domains.map(|domain| domain["saved"].as_i64().unwrap()).sum::<i64>()
+    };
+    let plant = |name: &str| {
+        let program = trees.path().join(name).join("viper");
+        std::fs::create_dir(trees.path().join(name)).unwrap();
+        orrery_testing::copy_program(crate::unmodified::PYTHON, &program);
+        program
+    };
+    let start = |program: &Path| waiting(&store, program, &["-Sc", "import time; time.sleep(1000)"], uid);
+    let first = plant("first");
+    let mut running = vec![start(&first), start(&first), start(&first)];
+    assert!(saved() <= 0, "three programs of one file: {}", saved());
+    running.extend(["second", "third"].map(|name| start(&plant(name))));
+    eventually("two more files of a program are saved", || saved() > 1 << 20);
+}
+
+#[test]
 fn nonsense_is_refused() {
     let failed = |arguments: &[&str], part: &str| {
         let output = orc(arguments);

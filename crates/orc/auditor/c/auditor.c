@@ -44,11 +44,16 @@ EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag
                                                 : (char *)name;
 }
 
+static int has_started;
+
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
     (void)space;
     (void)cookie;
     note_map(map);
-    if (!is_store_known() || !note_library(map))
+    int is_known = is_store_known();
+    if (!has_started)
+        note_static_tls(map);
+    if (!is_known || !note_library(map))
         note_opened(map);
     /* No bindings are to be told of. */
     return 0;
@@ -64,7 +69,6 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
 }
 
 EXPORT void la_activity(uintptr_t *cookie, unsigned int flag) {
-    static int has_started;
     int is_done = flag == LA_ACT_CONSISTENT;
     int has_relocated = !is_done || !has_started;
     (void)cookie;

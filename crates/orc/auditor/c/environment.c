@@ -143,9 +143,13 @@ void note_map(const struct link_map *map) {
         first_map = map;
 }
 
+const char *const *program_environment(const char *const **arguments) {
+    return find_environment(first_map, arguments);
+}
+
 int is_store_known(void) {
     if (!has_read) {
-        const char *const *variables = find_environment(first_map);
+        const char *const *variables = program_environment(&(const char *const *){0});
         char buffer[4352];
         has_read = 1;
         started_by = find_program(variables);

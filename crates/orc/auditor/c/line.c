@@ -90,7 +90,8 @@ static int send_question(const struct exchange *exchange, enum request request) 
     message.msg_iovlen = 2;
     if (exchange->file_count) {
         message.msg_control = control;
-        message.msg_controllen = CMSG_SPACE(exchange->file_count * sizeof(int));
+        /* Without the padding behind the last one, which has no value. */
+        message.msg_controllen = CMSG_LEN(exchange->file_count * sizeof(int));
         struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
         rights->cmsg_level = SOL_SOCKET;
         rights->cmsg_type = SCM_RIGHTS;

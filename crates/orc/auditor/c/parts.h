@@ -23,8 +23,8 @@ struct range {
 
 /* ---- start.c: what the kernel has told the program ---- */
 
-/* The environment as it was when the program started, found by one of the loader's maps; NULL where the loader does not tell. */
-const char *const *find_environment(const struct link_map *map);
+/* The environment as it was when the program started, and its arguments, found by one of the loader's maps; NULL where the loader does not tell. */
+const char *const *find_environment(const struct link_map *map, const char *const **arguments);
 /* The path by which the program was started, which stands behind its environment; NULL where there is none. */
 const char *find_program(const char *const *environment);
 
@@ -53,6 +53,8 @@ void say(const char *what, const char *name);
 int is_store_known(void);
 /* The path by which the program was started, as it was given; NULL where that is not known. */
 const char *program_path(void);
+/* The program's environment and arguments as it was started with them; NULL where they are not known. */
+const char *const *program_environment(const char *const **arguments);
 /* The store's folder, and the address of the socket in it. */
 const char *store_folder(void);
 const struct sockaddr_un *store_address(void);
@@ -222,6 +224,12 @@ void use_prepared(const struct link_map *map, const struct entry *object);
 /* What was prepared for a library's place; a descriptor, and how many bytes it has, or -1. `tag` is that of the library's
    object, or 0 for any. */
 int open_prepared(const struct placed *place, uint64_t tag, struct entry *entry);
+
+/* ---- static_tls.c: programs that cannot start under an auditor ---- */
+
+/* The loader has mapped a library of a program that has not started: executes the program without the auditor if it could not be
+   started with it. */
+void note_static_tls(const struct link_map *map);
 
 /* ---- relocated.c: relocated data by shared objects ---- */
 

@@ -64,7 +64,7 @@ static const void *find_wanted(const struct link_map *map) {
     }
 }
 
-const char *const *find_environment(const struct link_map *map) {
+const char *const *find_environment(const struct link_map *map, const char *const **arguments) {
     const void *variable = NULL;
     for (; map && !variable; map = map->l_next)
         variable = find_wanted(map);
@@ -72,6 +72,7 @@ const char *const *find_environment(const struct link_map *map) {
     /* The number of arguments, these, and nothing; the environment, and nothing. */
     if (!stack || stack[0] < 0 || stack[0] > MOST_ARGUMENTS || stack[1 + stack[0]])
         return NULL;
+    *arguments = (const char *const *)(stack + 1);
     return (const char *const *)(stack + 2 + stack[0]);
 }
 

@@ -16,6 +16,16 @@ const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/liborrery-orc.so"
 /// Its name in the store's directory.
 pub const NAME: &str = "liborrery-orc.so";
 
+/// What 32-bit programs find in its place; empty if it could not be built.
+const STUB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub.so"));
+/// What the loader puts in place of `$LIB` (ld.so(8)), in programs of this processor, on Debian.
+const MULTIARCH: &str =
+    if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu" } else { "lib/x86_64-linux-gnu" };
+/// The same on Debian, Fedora and Arch Linux.
+const LIBRARY_DIRECTORIES: [&str; 3] = [MULTIARCH, "lib64", "lib"];
+/// The same in 32-bit programs; Fedora's is the name that is Arch Linux' for others.
+const LIBRARY_DIRECTORY_32: &str = "lib/i386-linux-gnu";
+
 /// Where it lies in a directory that is used for this alone: others may not see what else is there.
 const DIRECTORY: &str = "auditor";
 
@@ -68,16 +78,39 @@ fn can_run_from(directory: &Path) -> io::Result<bool> {
 }
 
 fn put(directory: &Path) -> io::Result<PathBuf> {
+    for name in LIBRARY_DIRECTORIES {
+        make_directory(&directory.join(name))?;
+        put_file(&directory.join(name), BYTES)?;
+    }
+    if !STUB.is_empty() {
+        make_directory(&directory.join(LIBRARY_DIRECTORY_32))?;
+        put_file(&directory.join(LIBRARY_DIRECTORY_32), STUB)?;
+    }
+    put_file(directory, BYTES)
+}
+
+/// Returns the path of an auditor that was [found](find), as the loaders of all programs are to have it (`LD_AUDIT`): with `$LIB`, so that
+/// each finds what is for its processor.
+pub fn path_for_loaders(auditor: &Path) -> PathBuf {
+    let directory = auditor.parent().unwrap_or(Path::new("/"));
+    if LIBRARY_DIRECTORIES.iter().all(|name| directory.join(name).join(NAME).is_file()) {
+        directory.join("$LIB").join(NAME)
+    } else {
+        auditor.to_owned()
+    }
+}
+
+fn put_file(directory: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     let path = directory.join(NAME);
     let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
-    if is_file && fs::read(&path).is_ok_and(|there| there == BYTES) {
+    if is_file && fs::read(&path).is_ok_and(|there| there == bytes) {
         return Ok(path);
     }
     // Whole or not at all: programs may be starting.
     let draft = directory.join(format!("{NAME}.{}", std::process::id()));
     let _ = fs::remove_file(&draft);
     let mut file = fs::File::options().write(true).create_new(true).mode(0o644).open(&draft)?;
-    file.write_all(BYTES)?;
+    file.write_all(bytes)?;
     fs::set_permissions(&draft, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
     fs::rename(&draft, &path)?;
     Ok(path)
@@ -122,6 +155,9 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().ino(), inode, "programs have it mapped");
         assert!(find(directory.path()).unwrap().ends_with(NAME));
         assert!(fs::read(&path).unwrap().starts_with(b"\x7fELF"));
+        let for_loaders = path_for_loaders(&path);
+        assert!(for_loaders.ends_with(Path::new("$LIB").join(NAME)), "{}", for_loaders.display());
+        assert_eq!(path_for_loaders(Path::new("/elsewhere/a.so")), Path::new("/elsewhere/a.so"));
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
         assert_eq!(find(directory.path()).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         fs::write(&path, "something else").unwrap();

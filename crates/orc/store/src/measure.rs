@@ -129,7 +129,9 @@ pub struct DomainUsage {
     pub stored: u64,
     /// Bytes of objects that processes have in memory, counted once for each process.
     pub mapped: u64,
-    /// `mapped` less `stored`: the memory that copies would take in addition. It is negative if unused objects are kept.
+    /// What programs would take that do not share, less `stored`. For each object of files that is what the program that maps most of it
+    /// has in memory, once for each file: all programs have the pages of one file once anyway. For other objects, which are copies of
+    /// programs' own memory, it is what all have mapped. It is negative if unused objects are kept.
     pub saved: i64,
 }
 
@@ -144,6 +146,27 @@ pub struct Measurement {
     pub unreadable: usize,
 }
 
+/// What an object would take if programs did not share it.
+#[derive(Debug, Default)]
+struct WithoutSharing {
+    /// How many files have its bytes.
+    files: u64,
+    /// Bytes that all processes together map, and that the process that maps most of it does.
+    all: u64,
+    most: u64,
+}
+
+impl WithoutSharing {
+    fn add(&mut self, mapped: u64) {
+        self.all += mapped;
+        self.most = self.most.max(mapped);
+    }
+
+    fn bytes(&self) -> u64 {
+        if self.files > 0 { (self.most * self.files).min(self.all.max(self.most)) } else { self.all }
+    }
+}
+
 /// Counts what processes map of the objects in `report`, as far as this user may examine them.
 ///
 /// # Errors
@@ -151,13 +174,17 @@ pub struct Measurement {
 pub fn measure(report: &Report) -> io::Result<Measurement> {
     let mut measurement = Measurement::default();
     // Small objects share a memory file: that counts once.
-    let mut files: BTreeMap<(&str, u64), &str> = BTreeMap::new();
+    let mut files: BTreeMap<(&str, u64), (&str, usize)> = BTreeMap::new();
+    let mut without: Vec<WithoutSharing> = Vec::new();
     for object in &report.objects {
         let usage = measurement.trust_domains.entry(object.trust_domain.clone()).or_default();
         usage.objects += 1;
-        if files.insert((&object.device, object.inode), &object.trust_domain).is_none() {
+        let known = files.entry((&object.device, object.inode)).or_insert_with(|| {
             usage.stored += object.resident;
-        }
+            without.push(WithoutSharing::default());
+            (&object.trust_domain, without.len() - 1)
+        });
+        without[known.1].files += object.files.len() as u64;
     }
     // Which of them each program maps, however many of its processes do.
     let mut known: BTreeSet<(String, String, u64)> = BTreeSet::new();
@@ -178,8 +205,9 @@ pub fn measure(report: &Report) -> io::Result<Measurement> {
         // By trust domain, what is mapped and what is saved of it.
         let mut of_process: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
         let mut mapped_files = BTreeSet::new();
+        let mut mapped_of: BTreeMap<usize, u64> = BTreeMap::new();
         for mapping in mappings.iter().filter(|mapping| mapping.is_object()) {
-            let Some(domain) = files.get(&(mapping.device.as_str(), mapping.inode)).copied() else {
+            let Some((domain, file)) = files.get(&(mapping.device.as_str(), mapping.inode)).copied() else {
                 continue;
             };
             let mapped = mapping.resident.saturating_sub(mapping.anonymous);
@@ -189,11 +217,15 @@ pub fn measure(report: &Report) -> io::Result<Measurement> {
             let share = mapping.proportional.saturating_sub(mapping.anonymous);
             let sums = of_process.entry(domain).or_default();
             sums.0 += mapped;
+            *mapped_of.entry(file).or_insert(0) += mapped;
             sums.1 += mapped.saturating_sub(share);
             mapped_files.insert((mapping.device.clone(), mapping.inode, domain));
             if let Some(usage) = measurement.trust_domains.get_mut(domain) {
                 usage.mapped += mapped;
             }
+        }
+        for (file, mapped) in mapped_of {
+            without[file].add(mapped);
         }
         if of_process.is_empty() {
             continue;
@@ -216,9 +248,13 @@ pub fn measure(report: &Report) -> io::Result<Measurement> {
             }
         }
     }
+    for (domain, file) in files.values() {
+        if let Some(usage) = measurement.trust_domains.get_mut(*domain) {
+            usage.saved += i64::try_from(without[*file].bytes()).unwrap_or(i64::MAX);
+        }
+    }
     for usage in measurement.trust_domains.values_mut() {
-        usage.saved =
-            i64::try_from(usage.mapped).unwrap_or(i64::MAX) - i64::try_from(usage.stored).unwrap_or(i64::MAX);
+        usage.saved -= i64::try_from(usage.stored).unwrap_or(i64::MAX);
     }
     Ok(measurement)
 }
@@ -253,6 +289,20 @@ Anonymous:             4 kB
         assert!(mappings[0].is_object() && mappings[0].offset == 0x1000 && mappings[0].inode == 77);
         assert_eq!((mappings[0].resident, mappings[0].proportional, mappings[0].private), (8192, 4096, 0));
         assert_eq!((mappings[1].private, mappings[1].anonymous, mappings[1].name.as_str()), (4096, 4096, ""));
+    }
+
+    #[test]
+    fn what_is_saved_depends_on_the_files() {
+        let of = |files: u64, mapped: &[u64]| {
+            let mut without = WithoutSharing { files, ..WithoutSharing::default() };
+            mapped.iter().for_each(|bytes| without.add(*bytes));
+            without.bytes()
+        };
+        assert_eq!(of(1, &[10, 12, 8]), 12, "one file is in memory once anyway");
+        assert_eq!(of(2, &[10, 12, 8]), 24);
+        assert_eq!(of(9, &[10, 12, 8]), 30, "of files that nobody uses any more nothing is in memory");
+        assert_eq!(of(0, &[10, 12, 8]), 30, "memory of the programs' own");
+        assert_eq!(of(3, &[]), 0);
     }
 
     #[test]

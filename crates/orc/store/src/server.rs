@@ -6,3 +6,4 @@ pub(crate) mod peer;
 pub(crate) mod report;
 pub(crate) mod requests;
 pub(crate) mod service;
+pub(crate) mod turns;

@@ -7,6 +7,7 @@ pub(crate) mod descriptor_budget;
 pub(crate) mod fdstore;
 pub(crate) mod file_occupancy;
 pub(crate) mod known_content;
+pub(crate) mod origins;
 pub(crate) mod restore;
 pub(crate) mod store_state;
 pub(crate) mod transaction;

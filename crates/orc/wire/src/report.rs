@@ -9,9 +9,12 @@ use serde::{Deserialize, Serialize};
 pub struct Report {
     /// The PID of the server.
     pub pid: u32,
+    /// The trust domain of the client that asked.
+    #[serde(default)]
+    pub trust_domain: String,
     /// How many connections the reported trust domains have.
     pub connections: usize,
-    /// The most bytes of each trust domain.
+    /// The bytes that this trust domain may have.
     pub quota: u64,
     /// The objects.
     pub objects: Vec<ReportedObject>,
@@ -40,6 +43,9 @@ pub struct ReportedObject {
     pub resident: u64,
     /// How often it was handed out.
     pub served: u64,
+    /// The paths of files with its bytes, as in the mount namespaces of the programs that have them; one for each file.
+    #[serde(default)]
+    pub files: Vec<String>,
     /// How many connections of each PID hold it; PIDs are as they were when they connected.
     pub holders: BTreeMap<i32, usize>,
 }

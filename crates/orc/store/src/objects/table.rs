@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::objects::accounts::Accounts;
 use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
 
@@ -43,11 +44,13 @@ pub(crate) struct Objects<P> {
     entries: HashMap<ObjectId, Entry<P>>,
     bytes: u64,
     idle: BTreeSet<(u64, ObjectId)>,
+    /// How many objects take so many bytes.
+    lengths: HashMap<u64, usize>,
 }
 
 impl<P> Default for Objects<P> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), bytes: 0, idle: BTreeSet::new() }
+        Self { entries: HashMap::new(), bytes: 0, idle: BTreeSet::new(), lengths: HashMap::new() }
     }
 }
 
@@ -57,11 +60,25 @@ impl<P> Objects<P> {
         self.entries.iter()
     }
 
-    fn remove(&mut self, id: ObjectId) {
-        if let Some(entry) = self.entries.remove(&id) {
-            self.bytes -= entry.bytes;
-            self.idle.remove(&(entry.idle_since, id));
+    fn add(&mut self, id: ObjectId, entry: Entry<P>) {
+        self.bytes += entry.bytes;
+        self.idle.insert((entry.idle_since, id));
+        *self.lengths.entry(entry.bytes).or_insert(0) += 1;
+        self.entries.insert(id, entry);
+    }
+
+    /// Removes an object; returns how many bytes it took.
+    fn remove(&mut self, id: ObjectId) -> u64 {
+        let Some(entry) = self.entries.remove(&id) else { return 0 };
+        self.bytes -= entry.bytes;
+        self.idle.remove(&(entry.idle_since, id));
+        if let Some(count) = self.lengths.get_mut(&entry.bytes) {
+            *count -= 1;
+            if *count == 0 {
+                self.lengths.remove(&entry.bytes);
+            }
         }
+        entry.bytes
     }
 }
 
@@ -78,6 +95,7 @@ pub(crate) enum Change {
 #[derive(Debug)]
 pub(crate) struct Table<P> {
     limits: Limits,
+    accounts: Accounts,
     /// Returns whether a program uses an object without holding it.
     in_use: fn(&P) -> bool,
     trust_domains: HashMap<TrustDomain, Objects<P>>,
@@ -91,8 +109,30 @@ pub(crate) struct QuotaExceeded;
 
 impl<P> Table<P> {
     /// Creates an empty table.
-    pub(crate) fn new(limits: Limits, in_use: fn(&P) -> bool) -> Self {
-        Self { limits, in_use, trust_domains: HashMap::new(), held: HashMap::new(), changes: Vec::new() }
+    pub(crate) fn new(limits: Limits, accounts: Accounts, in_use: fn(&P) -> bool) -> Self {
+        Self {
+            limits,
+            accounts,
+            in_use,
+            trust_domains: HashMap::new(),
+            held: HashMap::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// Returns the accounts of the trust domains.
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    /// Returns the accounts of the trust domains, to admit some or to forget some.
+    pub(crate) fn accounts_mut(&mut self) -> &mut Accounts {
+        &mut self.accounts
+    }
+
+    /// Returns whether a trust domain has any objects.
+    pub(crate) fn has_any(&self, domain: &TrustDomain) -> bool {
+        self.trust_domains.get(domain).is_some_and(|objects| !objects.entries.is_empty())
     }
 
     /// Returns the owner of the object that `domain` sees as `id`: the trust domain itself, or else the public.
@@ -107,7 +147,7 @@ impl<P> Table<P> {
 
     /// Returns whether the trust domain has an object that takes so many bytes.
     pub(crate) fn has_length(&self, domain: &TrustDomain, bytes: u64) -> bool {
-        self.trust_domains.get(domain).is_some_and(|of| of.entries.values().any(|entry| entry.bytes == bytes))
+        self.trust_domains.get(domain).is_some_and(|of| of.lengths.contains_key(&bytes))
     }
 
     /// Returns the objects of all trust domains.
@@ -163,9 +203,11 @@ impl<P> Table<P> {
     pub(crate) fn make_room(&mut self, domain: &TrustDomain, bytes: u64) -> Result<(), QuotaExceeded> {
         let objects = self.trust_domains.entry(domain.clone()).or_default();
         let (mut left, mut count) = (objects.bytes, objects.entries.len());
+        // What other trust domains of the account have stays.
+        let most = objects.bytes.saturating_add(self.accounts.left(domain)).min(self.limits.bytes);
         let mut victims = Vec::new();
         let mut idle = objects.idle.iter();
-        while left.saturating_add(bytes) > self.limits.bytes || count >= self.limits.objects {
+        while left.saturating_add(bytes) > most || count >= self.limits.objects {
             let (_, id) = idle.next().ok_or(QuotaExceeded)?;
             let Some(entry) = objects.entries.get(id).filter(|entry| !(self.in_use)(&entry.object)) else {
                 continue;
@@ -175,7 +217,7 @@ impl<P> Table<P> {
             victims.push(*id);
         }
         for id in victims {
-            objects.remove(id);
+            self.accounts.refund(domain, objects.remove(id));
             self.changes.push(Change::Evicted(domain.clone(), id));
         }
         Ok(())
@@ -193,7 +235,7 @@ impl<P> Table<P> {
     pub(crate) fn evict_oldest(&mut self, domain: &TrustDomain) -> Result<(), QuotaExceeded> {
         let objects = self.trust_domains.get_mut(domain).ok_or(QuotaExceeded)?;
         let &(_, id) = objects.idle.first().ok_or(QuotaExceeded)?;
-        objects.remove(id);
+        self.accounts.refund(domain, objects.remove(id));
         self.changes.push(Change::Evicted(domain.clone(), id));
         Ok(())
     }
@@ -220,11 +262,8 @@ impl<P> Table<P> {
         }
         self.make_room(domain, bytes)?;
         let objects = self.trust_domains.entry(domain.clone()).or_default();
-        objects.bytes += bytes;
-        objects.idle.insert((now, id));
-        objects
-            .entries
-            .insert(id, Entry { object, bytes, executable, holders: 0, idle_since: now, served: 0 });
+        objects.add(id, Entry { object, bytes, executable, holders: 0, idle_since: now, served: 0 });
+        self.accounts.charge(domain, bytes);
         Ok(())
     }
 
@@ -294,7 +333,7 @@ impl<P> Table<P> {
         for (domain, objects) in &mut self.trust_domains {
             while let Some(&(since, id)) = objects.idle.first().filter(|(since, _)| *since <= before) {
                 debug_assert!(since <= before);
-                objects.remove(id);
+                self.accounts.refund(domain, objects.remove(id));
                 self.changes.push(Change::Evicted(domain.clone(), id));
             }
         }

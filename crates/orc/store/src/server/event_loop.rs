@@ -1,8 +1,8 @@
-//! The event loop: a few threads that wait at one epoll instance, receive requests and send replies.
+//! The event loop: threads that wait at one epoll instance, receive requests and send replies.
 //!
 //! Each descriptor is armed for one event at a time (`EPOLLONESHOT`), so the requests of a connection are handled one after
-//! the other, by any thread that is free. No thread waits for a client: sockets are non-blocking, and a client that does not
-//! receive its replies is disconnected.
+//! the other, by any thread that has a [turn](crate::server::turns) of the client's account for it. No thread waits for a client: sockets
+//! are non-blocking, and a client that does not receive its replies is disconnected.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +22,7 @@ use crate::objects::table::Holder;
 use crate::server::peer;
 use crate::server::requests::{Response, handle};
 use crate::server::service::Service;
+use crate::server::turns::{Staffing, Turns};
 use crate::state::clients::{Connection, Listener};
 use crate::state::transaction::SharedState;
 use crate::supervisor::channel::{Message, receive};
@@ -34,6 +35,8 @@ const SUPERVISOR: u64 = u64::MAX;
 const LISTENERS: u64 = 1 << 62;
 /// How many connections are accepted for one event.
 const MAX_ACCEPTED: usize = 64;
+/// How many threads there are at least.
+const MIN_THREADS: usize = 4;
 
 /// A running server.
 #[derive(Debug)]
@@ -41,10 +44,14 @@ struct Server {
     service: Service,
     listeners: Arc<Vec<Listener>>,
     events: OwnedFd,
+    turns: Turns<(Holder, Arc<Connection>)>,
     started: Instant,
     /// The second in which unused objects were last looked for.
     ticked: AtomicU64,
     is_stopping: AtomicBool,
+    /// Whether a request was handled since the last tick, and whether any was since memory was given back to the kernel.
+    handled: AtomicBool,
+    has_garbage: AtomicBool,
 }
 
 /// Serves clients, with what the supervisor at the other end of `link` has stored, until it is asked to stop.
@@ -55,26 +62,46 @@ pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     abort_on_panic();
     descriptor_limit::raise();
     lease::ignore_signals();
+    ignore_termination();
     let started = Instant::now();
     let (state, fixed) = SharedState::restore(link, launcher, started)?;
+    let turns = Turns::new(fixed.config.turns, MIN_THREADS);
     let server = Arc::new(Server {
+        turns,
         service: Service::start(state, &fixed, started)?,
         listeners: fixed.listeners,
         events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         started,
         ticked: AtomicU64::new(0),
         is_stopping: AtomicBool::new(false),
+        handled: AtomicBool::new(false),
+        has_garbage: AtomicBool::new(false),
     });
     server.arm_all()?;
-    let others: Vec<_> = (1..server.service.config.workers.max(2))
-        .map(|_| {
-            let server = Arc::clone(&server);
-            std::thread::Builder::new().name("worker".into()).spawn(move || server.work())
-        })
-        .collect::<io::Result<_>>()?;
-    let result = server.work();
-    drop(others);
-    result
+    for _ in 1..MIN_THREADS {
+        start_worker(&server)?;
+    }
+    server.work()
+}
+
+/// Gives the kernel back what the allocator holds for later (malloc_trim(3)): after a load that may be more than all objects.
+fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim locks the allocator itself, and leaves what is in use.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
+fn start_worker(server: &Arc<Server>) -> io::Result<()> {
+    let server = Arc::clone(server);
+    std::thread::Builder::new().name("worker".into()).spawn(move || server.work()).map(drop)
+}
+
+/// Ignores SIGTERM, which a service manager sends to all processes of a service: the supervisor asks for the end in time.
+fn ignore_termination() {
+    // SAFETY: SIG_IGN installs no handler, so no code runs in a signal's context.
+    unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
 }
 
 /// Aborts the process if a thread panics: it may leave a client without a reply, and half a change to the others. The
@@ -121,7 +148,7 @@ impl Server {
         Ok(())
     }
 
-    fn work(&self) -> io::Result<()> {
+    fn work(self: &Arc<Self>) -> io::Result<()> {
         let mut buffer = vec![0; MAX_MESSAGE];
         let pause = Timespec { tv_sec: 1, tv_nsec: 0 };
         while !self.is_stopping.load(Ordering::Acquire) {
@@ -133,7 +160,15 @@ impl Server {
             };
             // All threads come by each second, and one of them has to do this.
             let now = self.started.elapsed().as_secs();
-            if self.ticked.fetch_max(now, Ordering::AcqRel) < now {
+            let is_second = self.ticked.fetch_max(now, Ordering::AcqRel) < now;
+            if count == 0 && !is_second {
+                if self.turns.may_end() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let may_work = self.leave_events_to_another();
+            if is_second {
                 self.tick();
             }
             let [event] = event;
@@ -141,14 +176,54 @@ impl Server {
                 _ if count == 0 => {}
                 SUPERVISOR => self.receive_from_supervisor(),
                 number if number >= LISTENERS => self.accept(number),
-                number => self.serve_client(number, &mut buffer),
+                number => {
+                    if let Some(connection) = self.service.begin().clients().get(number) {
+                        let account = connection.peer.account.clone();
+                        self.turns.add(&account, (number, connection));
+                    }
+                }
             }
+            if may_work {
+                self.work_off(&mut buffer);
+            }
+            self.turns.wait();
         }
         Ok(())
     }
 
+    /// Sees to it that another thread waits for events; returns whether one does.
+    fn leave_events_to_another(self: &Arc<Self>) -> bool {
+        match self.turns.take_event() {
+            Staffing::Enough => true,
+            Staffing::Full => false,
+            Staffing::Start => {
+                let is_started = start_worker(self).is_ok();
+                if !is_started {
+                    self.turns.thread_failed();
+                }
+                is_started
+            }
+        }
+    }
+
+    /// Handles requests as long as any account that has some has a turn.
+    fn work_off(&self, buffer: &mut [u8]) {
+        while let Some(turn) = self.turns.next() {
+            let (number, connection) = turn.work;
+            self.serve_client(number, &connection, buffer);
+            self.handled.store(true, Ordering::Release);
+            self.turns.finish(turn.number);
+        }
+    }
+
     /// Evicts unused objects, and starts a new supervisor if there is none.
     fn tick(&self) {
+        self.turns.replace_overdue(Instant::now());
+        if self.handled.swap(false, Ordering::AcqRel) {
+            self.has_garbage.store(true, Ordering::Release);
+        } else if self.has_garbage.swap(false, Ordering::AcqRel) {
+            release_memory();
+        }
         let mut state = self.service.begin();
         state.evict_unused_for(self.service.config.keep);
         let note = match state.replace_supervisor(&self.listeners) {
@@ -209,8 +284,12 @@ impl Server {
         let (uid, pid) = (credentials.uid, credentials.pid);
         let domain = listener.domain.clone().map_or(TrustDomain::User(uid), TrustDomain::Named);
         let is_of_host = peer::is_of_host(socket.as_fd(), pid);
+        let Some(account) = peer::account(socket.as_fd(), pid, &domain) else { return };
         let mut state = self.service.begin();
-        if state.clients().count_of(&domain) >= self.service.config.connections
+        state.admit(&domain, &account);
+        // One that came before through another user namespace stays in its account.
+        let account = state.account(&domain).clone();
+        if state.clients().count_of(&account) >= self.service.config.connections
             || !state.may_have_descriptor(&domain)
         {
             drop(state);
@@ -218,16 +297,16 @@ impl Server {
             self.service.event_log.note("refuse", Some(&domain), None, "too many connections");
             return;
         }
-        let (number, connection) = state.connect(socket, PeerRecord { domain, uid, pid, is_of_host });
+        let (number, connection) =
+            state.connect(socket, PeerRecord { domain, account, uid, pid, is_of_host });
         self.service.event_log.did(&connection.peer, "connect", None, None);
         if self.arm(connection.socket.as_fd(), number, true).is_err() {
             state.disconnect(number);
         }
     }
 
-    fn serve_client(&self, number: Holder, buffer: &mut [u8]) {
-        let Some(connection) = self.service.begin().clients().get(number) else { return };
-        let is_alive = self.exchange(number, &connection, buffer);
+    fn serve_client(&self, number: Holder, connection: &Connection, buffer: &mut [u8]) {
+        let is_alive = self.exchange(number, connection, buffer);
         if !is_alive || self.arm(connection.socket.as_fd(), number, false).is_err() {
             self.service.begin().disconnect(number);
         }

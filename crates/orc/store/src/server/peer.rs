@@ -8,7 +8,10 @@
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use orrery_sys::peer;
+use orrery_sys::{namespaces, peer};
+use rustix::io::Errno;
+
+use crate::trust_domain::TrustDomain;
 
 /// Returns whether the process `pid` that connected `socket` runs outside of containers; `false` if that cannot be found out,
 /// as on kernels without `SO_PEERPIDFD` (Linux 6.5), where another process may have got its PID.
@@ -25,20 +28,41 @@ pub(crate) fn is_of_host(socket: BorrowedFd<'_>, pid: i32) -> bool {
     is_host && is_running(process.as_fd())
 }
 
+/// Returns the account of a client of `domain`: the user who owns the user namespace that the client is in; `None` if the process is
+/// gone, so that nobody knows any more where it was.
+pub(crate) fn account(socket: BorrowedFd<'_>, pid: i32, domain: &TrustDomain) -> Option<TrustDomain> {
+    // Where the PID namespace of the store does not have the process, its user ID says all that is known.
+    if pid == 0 || !matches!(domain, TrustDomain::User(_)) {
+        return Some(domain.clone());
+    }
+    let process = match peer::process(socket) {
+        Err(error) if error.errno == Errno::NOPROTOOPT => return Some(domain.clone()),
+        other => other.ok()?,
+    };
+    let owner = namespaces::owner_of_user_namespace(pid);
+    // The process had this PID all the time if it still has it.
+    is_running(process.as_fd()).then(|| match owner {
+        Ok(Some(uid)) => TrustDomain::User(uid),
+        // The namespace is no descendant of the store's.
+        Ok(None) | Err(_) => domain.clone(),
+    })
+}
+
 fn namespace(pid: &str, kind: &str) -> Option<PathBuf> {
     std::fs::read_link(Path::new("/proc").join(pid).join("ns").join(kind)).ok()
 }
 
-/// Returns whether the process has not been reaped, so that its PID is still its own.
+/// Returns whether the process has not been reaped, so that its PID is still its own; it may be another user's.
 fn is_running(process: BorrowedFd<'_>) -> bool {
     // SAFETY: signal 0 is not sent; the null pointer stands for no siginfo.
-    unsafe {
+    let result = unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,
             process.as_raw_fd(),
             0,
             std::ptr::null::<libc::siginfo_t>(),
             0,
-        ) == 0
-    }
+        )
+    };
+    result == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }

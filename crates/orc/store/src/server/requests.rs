@@ -19,7 +19,7 @@ use crate::named::object_directory;
 use crate::objects::backing_file::{BackingFile, Object, may_execute, sealed_copy, whole_pages};
 use crate::objects::table::Holder;
 use crate::objects::{huge_pages, small_objects};
-use crate::server::report;
+use crate::server::report::Snapshot;
 use crate::server::service::Service;
 use crate::state::clients::Connection;
 use crate::state::store_state::State;
@@ -154,7 +154,7 @@ impl RequestHandler<'_> {
         if length == 0 || length > largest {
             return Err(Refusal::Size);
         }
-        let _slot = self.service.copy_slot(domain, length)?;
+        let _slot = self.service.copy_slot(&self.peer.account, length)?;
         // The quota is checked before anything is copied.
         self.service.begin().make_room(domain, whole_pages(length))?;
         let (id, copy) = client_file::copy_memory(fd.as_fd(), label, length, largest, destination)?;
@@ -218,19 +218,20 @@ impl RequestHandler<'_> {
             return Ok((object, false));
         }
         let domain = &self.peer.domain;
-        let slot = self.service.copy_slot(domain, range.length)?;
+        let slot = self.service.copy_slot(&self.peer.account, range.length)?;
         if self.service.begin().has_length(domain, range.length) {
             // It may have the bytes of another file, of which no copy is needed.
             let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
-            let id = readers.hash(domain, again, *range, examined)?;
+            let id = readers.hash(&self.peer.account, again, *range, examined)?;
             let mut state = self.service.begin();
             if state.object(domain, id).is_some() {
                 if executable {
                     state.allow_execution(domain, id)?;
                 }
-                state.known_files().insert(domain, examined.key, id);
+                state.remember_file(domain, examined.key, id, client_file::file_path(&fd));
                 let object = self.known_file(&mut state, &examined, executable).ok_or(Refusal::NotFound)?;
                 drop(state);
+                self.service.duplicates.drop_pages(fd, examined.key.size());
                 self.prelink(id, &object, &examined);
                 return Ok((object, true));
             }
@@ -241,7 +242,8 @@ impl RequestHandler<'_> {
         let wants_huge_pages = config.huge && is_large_code(range);
         let destination =
             if wants_huge_pages { CopyDestination::default() } else { self.copy_destination(domain) };
-        let (id, copy) = readers.copy(domain, fd, *range, examined, destination)?;
+        let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
+        let (id, copy) = readers.copy(&self.peer.account, again, *range, examined, destination)?;
         let copy = copy.finish();
         drop(slot);
         let mut state = self.service.begin();
@@ -250,13 +252,12 @@ impl RequestHandler<'_> {
         if !public.is_some_and(|entry| entry.executable || !executable) {
             state.enter_written(domain, (id, &label), copy, range.length, executable)?;
         }
-        state.known_files().insert(domain, examined.key, id);
+        state.remember_file(domain, examined.key, id, client_file::file_path(&fd));
         let object = self.known_file(&mut state, &examined, executable).ok_or(Refusal::NotFound)?;
         drop(state);
+        self.service.duplicates.drop_pages(fd, examined.key.size());
         self.prelink(id, &object, &examined);
-        if config.disk.is_some() {
-            self.service.cache_dropper.add(Arc::clone(&object.file));
-        }
+        self.service.cache_dropper.add(Arc::clone(&object.file));
         if wants_huge_pages {
             self.service.collapser.collapse(object.file.fd.as_fd());
         }
@@ -320,8 +321,11 @@ impl RequestHandler<'_> {
     }
 
     fn report(&self) -> Result<Response, Refusal> {
-        let quota = self.service.config.quota;
-        let text = report::write(&self.service.begin(), quota, &self.peer.domain, self.is_administrator());
+        let everything = self.is_administrator();
+        let text = self.service.pace_reports(&self.peer.account, || {
+            let snapshot = Snapshot::take(&self.service.begin(), &self.peer.domain, everything);
+            snapshot.write()
+        });
         let fd = sealed_copy(ObjectId::of(&text), &text)?;
         let reply = Reply::Report { length: text.len() as u64 };
         Ok(Response { reply, files: Vec::new(), attachment: Some(fd) })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::state::clients::Listener;
 use crate::state::fdstore::encode;
 use crate::state::store_state::{State, record};
-use crate::supervisor::records::{Key, encode_path};
+use crate::supervisor::records::{AccountRecord, Key, encode_path};
 
 impl State {
     /// Starts a new supervisor if there is none any more, and stores all records there; returns whether there is a new one.
@@ -30,6 +30,10 @@ impl State {
         }
         for (number, lock) in (0..).zip(&self.locks) {
             self.fdstore.put(&Key::Lock(number), &[], Some(lock.as_fd()));
+        }
+        for (domain, account, share) in self.objects.accounts().iter() {
+            let record = AccountRecord { account: account.clone(), share };
+            self.fdstore.put(&Key::Account(domain.clone()), &encode(&record), None);
         }
         for (domain, objects) in self.objects.trust_domains() {
             for (id, entry) in objects.iter() {

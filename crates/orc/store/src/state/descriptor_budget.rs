@@ -1,10 +1,10 @@
-//! File descriptors are shared out among trust domains.
+//! File descriptors are shared out among accounts.
 
 use std::collections::HashMap;
 
 use crate::trust_domain::TrustDomain;
 
-/// Counts the descriptors of each trust domain: its backing files and its connections.
+/// Counts the descriptors of each account: its backing files and its connections.
 #[derive(Debug)]
 pub(crate) struct DescriptorBudget {
     used: HashMap<TrustDomain, usize>,
@@ -17,33 +17,33 @@ impl DescriptorBudget {
         Self { used: HashMap::new(), limit: usize::MAX }
     }
 
-    /// Sets how many descriptors all trust domains may have together.
+    /// Sets how many descriptors all accounts may have together.
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
 
-    /// Counts one more descriptor of `domain`.
-    pub(super) fn add(&mut self, domain: &TrustDomain) {
-        *self.used.entry(domain.clone()).or_insert(0) += 1;
+    /// Counts one more descriptor of `account`.
+    pub(super) fn add(&mut self, account: &TrustDomain) {
+        *self.used.entry(account.clone()).or_insert(0) += 1;
     }
 
-    /// Counts one descriptor less of `domain`.
-    pub(super) fn remove(&mut self, domain: &TrustDomain) {
-        if let Some(count) = self.used.get_mut(domain) {
+    /// Counts one descriptor less of `account`.
+    pub(super) fn remove(&mut self, account: &TrustDomain) {
+        if let Some(count) = self.used.get_mut(account) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.used.remove(domain);
+                self.used.remove(account);
             }
         }
     }
 
-    /// Returns how many descriptors `domain` has to close before it may have another.
+    /// Returns how many descriptors `account` has to close before it may have another.
     ///
-    /// It may have another as long as it has fewer than are left: one domain alone gets half of all, the next one half of
+    /// It may have another as long as it has fewer than are left: one account alone gets half of all, the next one half of
     /// the rest, and each that comes later still finds some.
-    pub(super) fn to_free(&self, domain: &TrustDomain) -> usize {
+    pub(super) fn to_free(&self, account: &TrustDomain) -> usize {
         let used: usize = self.used.values().sum();
-        let own = self.used.get(domain).copied().unwrap_or(0);
+        let own = self.used.get(account).copied().unwrap_or(0);
         let left = self.limit.saturating_sub(used);
         // Each that is closed is one less of its own, and one more that is left.
         if own < left { 0 } else { (own - left) / 2 + 1 }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_trust_domain_gets_half_of_what_is_left() {
+    fn each_account_gets_half_of_what_is_left() {
         let mut budget = DescriptorBudget::unlimited();
         budget.set_limit(16);
         let (one, other) = (TrustDomain::User(1), TrustDomain::User(2));

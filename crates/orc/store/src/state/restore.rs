@@ -12,7 +12,9 @@ use crate::host_secret::HostSecret;
 use crate::named::catalog::Catalog;
 use crate::named::lease;
 use crate::named::open_tracker::OpenTracker;
+use crate::objects::accounts::Accounts;
 use crate::objects::backing_file::{BackingFile, Object};
+use crate::objects::shares::Shares;
 use crate::objects::table::{Limits, Table};
 use crate::state::clients::{Connection, Listener};
 use crate::state::fdstore::{FdStore, decode};
@@ -20,7 +22,8 @@ use crate::state::store_state::State;
 use crate::state::transaction::Fixed;
 use crate::supervisor::channel::{Message, prepare, receive};
 use crate::supervisor::launcher::Launcher;
-use crate::supervisor::records::{Key, ObjectRecord, PeerRecord, decode_path};
+use crate::supervisor::records::{AccountRecord, Key, ObjectRecord, PeerRecord, decode_path};
+use crate::trust_domain::TrustDomain;
 
 type Record = (Key, Vec<u8>, Option<OwnedFd>);
 
@@ -62,15 +65,18 @@ fn build(link: OwnedFd, launcher: Launcher, records: Vec<Record>) -> io::Result<
     let mut records = records.into_iter();
     let Some((Key::Config, config, _)) = records.next() else { return Err(missing()) };
     let config: Arc<Config> = Arc::new(serde_json::from_slice(&config)?);
-    let event_log = Arc::new(EventLog::open(config.log.as_deref())?);
+    let event_log = Arc::new(EventLog::open(config.log.as_deref(), config.log_size)?);
     let secret = config.secret.as_deref().map_or_else(HostSecret::ephemeral, HostSecret::load_or_create)?;
     let tracker =
         OpenTracker::new().inspect_err(|error| event_log.note("names", None, None, &error.to_string()));
     let limits = Limits { bytes: config.quota, objects: config.objects };
+    let named: Vec<_> =
+        config.named_domains.iter().map(|named| TrustDomain::Named(named.name.clone())).collect();
+    let accounts = Accounts::new(Shares::new(config.memory, config.quota, &named));
     let mut state = State::new(
         Arc::clone(&config),
         Arc::clone(&event_log),
-        Table::new(limits, Object::is_in_use),
+        Table::new(limits, accounts, Object::is_in_use),
         Catalog::new(secret, tracker.ok()),
         FdStore::disconnected(launcher),
     );
@@ -84,6 +90,10 @@ fn build(link: OwnedFd, launcher: Launcher, records: Vec<Record>) -> io::Result<
                 listeners.push(Listener { socket: fd.ok_or_else(missing)?, domain: decode(&value)? });
             }
             Key::Lock(_) => state.locks.push(fd.ok_or_else(missing)?),
+            Key::Account(domain) => {
+                let AccountRecord { account, share } = decode(&value)?;
+                state.objects.accounts_mut().restore(&domain, &account, share);
+            }
             Key::BackingFile(number) => {
                 state.next_number = state.next_number.max(number + 1);
                 let file = BackingFile::new(number, fd.ok_or_else(missing)?, decode_path(value));
@@ -103,7 +113,7 @@ fn build(link: OwnedFd, launcher: Launcher, records: Vec<Record>) -> io::Result<
             Key::Connection(number) => {
                 state.next_number = state.next_number.max(number + 1);
                 let peer: PeerRecord = decode(&value)?;
-                state.descriptors.add(&peer.domain);
+                state.descriptors.add(&peer.account);
                 let connection = Connection { socket: fd.ok_or_else(missing)?, peer };
                 state.clients.insert(number, Arc::new(connection));
             }

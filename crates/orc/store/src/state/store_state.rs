@@ -25,7 +25,8 @@ use crate::state::descriptor_budget::DescriptorBudget;
 use crate::state::fdstore::{FdStore, encode};
 use crate::state::file_occupancy::FileOccupancy;
 use crate::state::known_content::KnownContent;
-use crate::supervisor::records::{Key, ObjectRecord, PeerRecord, encode_path};
+use crate::state::origins::Origins;
+use crate::supervisor::records::{AccountRecord, Key, ObjectRecord, PeerRecord, encode_path};
 use crate::trust_domain::TrustDomain;
 
 /// Everything that requests change.
@@ -46,6 +47,7 @@ pub(crate) struct State {
     small_objects: HashMap<TrustDomain, SmallObjectFile>,
     known_files: KnownContent<FileKey>,
     known_relocated: KnownContent<RelocatedData>,
+    origins: Origins,
     /// Seconds since the store started, when the transaction began; what was restored came at 0.
     clock: u64,
 }
@@ -75,6 +77,7 @@ impl State {
             small_objects: HashMap::new(),
             known_files: KnownContent::new(),
             known_relocated: KnownContent::new(),
+            origins: Origins::default(),
             clock: 0,
         }
     }
@@ -100,13 +103,14 @@ impl State {
     fn forget_evicted(&mut self, domain: TrustDomain, id: ObjectId) {
         self.event_log.note("evict", Some(&domain), Some(id), "");
         if let Some(file) = self.occupancy.remove(&domain, id) {
-            self.descriptors.remove(&domain);
+            self.descriptors.remove(self.objects.accounts().of(&domain));
             self.fdstore.delete(&Key::BackingFile(file));
             self.catalog.forget_file(file);
             if self.small_objects.get(&domain).is_some_and(|small| small.number() == file) {
                 self.small_objects.remove(&domain);
             }
         }
+        self.origins.remove(&domain, id);
         self.fdstore.delete(&Key::Object(domain, id));
     }
 
@@ -126,14 +130,44 @@ impl State {
 
     /// Returns whether a trust domain may have another descriptor.
     pub(crate) fn may_have_descriptor(&self, domain: &TrustDomain) -> bool {
-        self.descriptors.to_free(domain) == 0
+        self.descriptors.to_free(self.objects.accounts().of(domain)) == 0
+    }
+
+    /// Returns the account of a trust domain.
+    pub(crate) fn account<'a>(&'a self, domain: &'a TrustDomain) -> &'a TrustDomain {
+        self.objects.accounts().of(domain)
+    }
+
+    /// Returns the bytes that a trust domain may have.
+    pub(crate) fn quota(&self, domain: &TrustDomain) -> u64 {
+        self.objects.accounts().share(domain).min(self.config.quota)
+    }
+
+    /// Enters a trust domain that is not known into `account`.
+    pub(crate) fn admit(&mut self, domain: &TrustDomain, account: &TrustDomain) {
+        if let Some(share) = self.objects.accounts_mut().admit(domain, account) {
+            let record = AccountRecord { account: account.clone(), share };
+            self.fdstore.put(&Key::Account(domain.clone()), &encode(&record), None);
+        }
+    }
+
+    /// Forgets trust domains that have no objects and no clients.
+    fn forget_unused_domains(&mut self) {
+        let accounts = self.objects.accounts();
+        let is_unused = |domain: &TrustDomain| !self.objects.has_any(domain) && !self.clients.has_any(domain);
+        let unused: Vec<TrustDomain> =
+            accounts.iter().map(|(domain, ..)| domain).filter(|domain| is_unused(domain)).cloned().collect();
+        for domain in unused {
+            self.objects.accounts_mut().forget(&domain);
+            self.fdstore.delete(&Key::Account(domain));
+        }
     }
 
     /// Adds a client that has connected.
     pub(crate) fn connect(&mut self, socket: OwnedFd, peer: PeerRecord) -> (Holder, Arc<Connection>) {
         let number = self.take_number();
         self.fdstore.put(&Key::Connection(number), &encode(&peer), Some(socket.as_fd()));
-        self.descriptors.add(&peer.domain);
+        self.descriptors.add(&peer.account);
         let connection = Arc::new(Connection { socket, peer });
         self.clients.insert(number, Arc::clone(&connection));
         (number, connection)
@@ -143,7 +177,7 @@ impl State {
     pub(crate) fn disconnect(&mut self, number: Holder) {
         if let Some(connection) = self.clients.remove(number) {
             self.event_log.did(&connection.peer, "leave", None, None);
-            self.descriptors.remove(&connection.peer.domain);
+            self.descriptors.remove(&connection.peer.account);
             self.objects.remove_holder(number, self.clock);
             // Its holds go first: a server that dies in between must not find holds of nobody.
             self.record_changes();
@@ -189,6 +223,7 @@ impl State {
     /// # Errors
     /// [`Refusal::Quota`].
     pub(crate) fn make_room(&mut self, domain: &TrustDomain, bytes: u64) -> Result<(), Refusal> {
+        self.admit(domain, domain);
         self.objects.make_room(domain, bytes).map_err(|QuotaExceeded| Refusal::Quota)
     }
 
@@ -201,9 +236,13 @@ impl State {
         bytes: u64,
         executable: bool,
     ) -> Result<(), QuotaExceeded> {
+        // The public has no client that was admitted.
+        self.admit(domain, domain);
         let is_new = self.objects.get(domain, id).is_none();
         let needs_descriptor = is_new && !self.occupancy.is_occupied(object.file.number);
-        if needs_descriptor && self.descriptors.to_free(domain) > self.objects.idle(domain) {
+        if needs_descriptor
+            && self.descriptors.to_free(self.objects.accounts().of(domain)) > self.objects.idle(domain)
+        {
             return Err(QuotaExceeded);
         }
         while needs_descriptor && !self.may_have_descriptor(domain) {
@@ -214,7 +253,7 @@ impl State {
         // What was evicted to make room goes first: it may be an object of the same name.
         self.record_changes();
         if is_new && self.occupancy.enter(domain, id, object.file.number) {
-            self.descriptors.add(domain);
+            self.descriptors.add(self.objects.accounts().of(domain));
             let key = Key::BackingFile(object.file.number);
             self.fdstore.put(&key, &encode_path(object.file.path.as_deref()), Some(object.file.fd.as_fd()));
             self.catalog.note_file(&object.file, domain, id);
@@ -342,6 +381,8 @@ impl State {
             }
         }
         self.objects.expire(before);
+        self.record_changes();
+        self.forget_unused_domains();
     }
 }
 
@@ -350,6 +391,17 @@ impl State {
     /// Returns what the bytes of files are.
     pub(crate) fn known_files(&mut self) -> &mut KnownContent<FileKey> {
         &mut self.known_files
+    }
+
+    /// Returns from which files objects were read.
+    pub(crate) fn origins(&self) -> &Origins {
+        &self.origins
+    }
+
+    /// Remembers which object the bytes of a file are.
+    pub(crate) fn remember_file(&mut self, domain: &TrustDomain, key: FileKey, id: ObjectId, path: PathBuf) {
+        self.origins.insert(domain, id, key.file(), path);
+        self.known_files.insert(domain, key, id);
     }
 
     /// Returns what libraries' relocated data are.

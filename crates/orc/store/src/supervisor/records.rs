@@ -18,6 +18,8 @@ pub(crate) enum Key {
     Listener(u32),
     /// The lock that says that the socket of this number has a store; no value.
     Lock(u32),
+    /// A trust domain: [`AccountRecord`].
+    Account(TrustDomain),
     /// A backing file; the value is its path, if it has one.
     BackingFile(u64),
     /// An object: [`ObjectRecord`].
@@ -41,10 +43,20 @@ pub(crate) struct ObjectRecord {
     pub(crate) executable: bool,
 }
 
+/// What a trust domain may have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AccountRecord {
+    pub(crate) account: TrustDomain,
+    /// The bytes that the account may have.
+    pub(crate) share: u64,
+}
+
 /// The process that connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PeerRecord {
     pub(crate) domain: TrustDomain,
+    /// Who pays for what it wants; see [`accounts`](crate::objects::accounts).
+    pub(crate) account: TrustDomain,
     pub(crate) uid: u32,
     pub(crate) pid: i32,
     /// Whether it connected from outside of containers; see [`peer`](crate::server::peer).
@@ -72,6 +84,7 @@ mod tests {
             Key::Config,
             Key::Listener(u32::MAX),
             Key::Lock(u32::MAX),
+            Key::Account(TrustDomain::Named("z".into())),
             Key::BackingFile(u64::MAX),
             Key::Object(TrustDomain::Named("z".into()), id),
             Key::Connection(u64::MAX),

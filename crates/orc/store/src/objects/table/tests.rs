@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::objects::shares::Shares;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -93,7 +94,11 @@ proptest! {
 
     #[test]
     fn the_book_is_as_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {
-        let mut table = Table::new(LIMITS, |_| false);
+        let accounts = Accounts::new(Shares::new(1 << 40, 1 << 38, &[]));
+        let mut table = Table::new(LIMITS, accounts, |_| false);
+        for number in 0..4 {
+            table.accounts_mut().admit(&domain(number), &domain(number));
+        }
         let mut model = Model::default();
         // What the keeper would know from the changes alone.
         let mut told: HashMap<(Holder, TrustDomain, ObjectId), u64> = HashMap::new();

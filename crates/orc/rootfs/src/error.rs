@@ -1,0 +1,53 @@
+//! What can go wrong with a tree.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What functions of this crate return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A step that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operation on a file.
+    #[error("cannot {operation} {}: {cause}", path.display())]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        cause: io::Error,
+    },
+    /// A file of the tree changed while it was read.
+    #[error("cannot share {}: it changes; stop what writes to it", .0.display())]
+    Changes(PathBuf),
+    /// The kernel or the file system has no data-only layers.
+    #[error("cannot mount an overlay with a data-only layer at {}: {cause}; use hard links", path.display())]
+    NoDataOnlyLayers {
+        /// Where it was to be mounted.
+        path: PathBuf,
+        /// The kernel's answer.
+        cause: io::Error,
+    },
+    /// The content directory lies on a file system whose files cannot be made immutable.
+    #[error("cannot make files in {} immutable: {cause}; choose a directory on ext4, XFS, Btrfs or tmpfs, as root", path.display())]
+    Immutable {
+        /// The directory.
+        path: PathBuf,
+        /// The kernel's answer.
+        cause: io::Error,
+    },
+}
+
+impl Error {
+    /// Returns a function that makes the error of an operation on a file.
+    pub(crate) fn file<E: Into<io::Error>>(
+        operation: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(E) -> Self + use<E> {
+        let path = path.to_owned();
+        move |cause| Self::File { operation, path, cause: cause.into() }
+    }
+}

@@ -1,0 +1,59 @@
+//! Drops the cached pages of clients' files that the store has read: the object has their bytes.
+//!
+//! Pages that a program maps stay, as those of a program that is about to map the object in place of its file. So they are dropped once
+//! more after [`PAUSE`]. A descriptor of the file lasts as long, and a file system with open files cannot be unmounted: so there are
+//! few of them, of files alone that have cached pages left, and none lasts longer.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::fs::Advice;
+
+use crate::objects::backing_file::resident;
+
+/// Shorter files stay cached: reading one again takes longer than its memory is worth. Nor does the next trust domain that shows the store
+/// the same file learn from the time that takes whether another one has.
+const MIN_LENGTH: u64 = 256 << 10;
+/// When the pages are dropped once more.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How many files wait at most.
+const MAX_WAITING: usize = 64;
+
+/// The thread that drops cached pages of files.
+#[derive(Debug)]
+pub(crate) struct DuplicateDropper {
+    later: SyncSender<(OwnedFd, Instant)>,
+}
+
+impl DuplicateDropper {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub(crate) fn start() -> io::Result<Self> {
+        let (later, added) = sync_channel(MAX_WAITING);
+        std::thread::Builder::new().name("duplicates".into()).spawn(move || work(&added))?;
+        Ok(Self { later })
+    }
+
+    /// Drops the cached pages of a file of so many bytes, now and once more if some are left.
+    pub(crate) fn drop_pages(&self, file: OwnedFd, length: u64) {
+        if length < MIN_LENGTH {
+            return;
+        }
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+        if resident(file.as_fd(), 0) > 0 {
+            // If too many wait, more stays in memory than necessary.
+            let _ = self.later.try_send((file, Instant::now() + PAUSE));
+        }
+    }
+}
+
+fn work(added: &Receiver<(OwnedFd, Instant)>) {
+    while let Ok((file, due)) = added.recv() {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+    }
+}
