@@ -43,9 +43,16 @@ bitflags::bitflags! {
         const TRACE_EXEC = libc::PTRACE_O_TRACEEXEC;
         /// Tells stops at system calls from SIGTRAP.
         const TRACE_SYSCALL_GOOD = libc::PTRACE_O_TRACESYSGOOD;
+        /// Traces the threads that it makes, too.
+        const TRACE_CLONE = libc::PTRACE_O_TRACECLONE;
         /// Suspends its seccomp filters; requires `CAP_SYS_ADMIN`.
         const SUSPEND_SECCOMP = libc::PTRACE_O_SUSPEND_SECCOMP;
     }
+}
+
+/// Waits for any thread that this one traces to stop or to end, and returns it. `None`: it traces none.
+pub fn wait_for_any() -> Option<(Tracee, Stop)> {
+    wait_for(-1, libc::__WALL | libc::__WNOTHREAD).map(|(pid, stop)| (Tracee { pid }, stop))
 }
 
 /// Waits for a thread that this one traces, or for any (-1).
@@ -134,12 +141,12 @@ impl Tracee {
         let _gone = ptrace(libc::PTRACE_LISTEN, self.pid, NONE, NONE);
     }
 
-    /// Lets it run until it next enters or leaves a system call (`PTRACE_SYSCALL`).
+    /// Lets it run until it next enters or leaves a system call, and delivers a signal to it unless that is zero (`PTRACE_SYSCALL`).
     ///
     /// # Errors
     /// `ESRCH`: it has ended, or is not stopped.
-    pub fn resume_to_syscall(&self) -> io::Result<()> {
-        ptrace(libc::PTRACE_SYSCALL, self.pid, NONE, NONE).map(drop)
+    pub fn resume_to_syscall(&self, signal: c_int) -> io::Result<()> {
+        ptrace(libc::PTRACE_SYSCALL, self.pid, NONE, usize::try_from(signal).unwrap_or(0)).map(drop)
     }
 
     /// Lets it execute one instruction, behind which it stops by a SIGTRAP (`PTRACE_SINGLESTEP`). The kernel resets the action of a SIGTRAP
@@ -174,6 +181,20 @@ impl Tracee {
     pub fn set_registers(&self, registers: &libc::user_regs_struct) -> io::Result<()> {
         let registers = std::ptr::from_ref(registers).expose_provenance();
         ptrace(libc::PTRACE_SETREGS, self.pid, NONE, registers).map(drop)
+    }
+
+    /// Returns the number of the system call that it has entered, if it stopped for that ([`Stop::Call`]) before the kernel looked at it
+    /// (`PTRACE_GET_SYSCALL_INFO`, Linux 5.3).
+    #[must_use]
+    pub fn entered_call(&self) -> Option<u64> {
+        let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
+        let (length, info_at) = (size_of_val(&info), info.as_mut_ptr().expose_provenance());
+        ptrace(libc::PTRACE_GET_SYSCALL_INFO, self.pid, length, info_at).ok()?;
+        // SAFETY: numbers, which are zero where the kernel has not written; `entry` is what it wrote where `op` says so.
+        unsafe {
+            let info = info.assume_init();
+            (info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then_some(info.u.entry.nr)
+        }
     }
 
     /// Sets its signal mask.

@@ -1,8 +1,9 @@
 //! Helpers that the tests of several crates share: reports of skipped tests, cases in processes of their own, programs of
-//! the workspace, compiled C sources, conditions to wait for, and files that other users can read.
+//! the workspace, compiled C sources, system calls that fail, conditions to wait for, and files that other users can read.
 
 mod build;
 mod cases;
+pub mod faults;
 pub mod mariadb;
 pub mod sources;
 mod user;

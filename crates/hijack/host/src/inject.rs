@@ -96,7 +96,7 @@ impl Puppet<'_> {
     fn run_to_call(&mut self) -> io::Result<()> {
         // What forces a signal on the thread would do so for ever.
         for _ in 0..MOST_STOPS {
-            self.tracee.resume_to_syscall()?;
+            self.tracee.resume_to_syscall(0)?;
             match self.tracee.wait_over_exec() {
                 Stop::Call => return Ok(()),
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
