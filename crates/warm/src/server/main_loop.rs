@@ -133,10 +133,11 @@ impl Master<'_> {
         loop {
             self.start_due_workers()?;
             self.sleep();
-            match self.signals.take().map_err(io_error("reading a signal"))? {
-                Some(StopSignal::Stop) if self.stopping.is_some() => return Ok(()),
-                Some(StopSignal::Stop) => self.begin_to_stop(),
-                None => {}
+            match self.signals.take() {
+                Ok(Some(StopSignal::Stop)) if self.stopping.is_some() => return Ok(()),
+                Ok(Some(StopSignal::Stop)) => self.begin_to_stop(),
+                Ok(None) => {}
+                Err(error) => self.pause_after("read a signal", &error),
             }
             self.reap_workers()?;
             self.renew_socket();
@@ -260,14 +261,24 @@ impl Master<'_> {
         })
     }
 
+    /// Reports what failed for want of a resource, and waits a little: scripts run in the workers, and it is tried again.
+    fn pause_after(&self, what: &str, error: &io::Error) {
+        tracing::warn!("cannot {what}: {error}; it is tried again");
+        std::thread::sleep(MIN_RESTART_DELAY);
+    }
+
     fn reap_workers(&mut self) -> Result<(), ServeError> {
         for index in 0..self.slots.len() {
             let Slot::Running(worker) = &mut self.slots[index] else {
                 continue;
             };
-            // Nothing but a child that is none makes waitpid(2) fail.
-            let Some(exit) = worker.reap().map_err(io_error("waiting for a worker"))? else {
-                continue;
+            let exit = match worker.reap() {
+                Ok(Some(exit)) => exit,
+                Ok(None) => continue,
+                Err(error) => {
+                    self.pause_after("wait for a worker", &error);
+                    continue;
+                }
             };
             let due = self.handle_exit(&exit)?;
             self.slots[index] = Slot::StartAt(due);

@@ -122,8 +122,11 @@ impl Claim {
     /// # Errors
     /// See [`ClaimError`].
     pub fn renew(&mut self) -> Result<bool, ClaimError> {
-        if !matches!(connect(&self.path), Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT)) {
-            return Ok(false);
+        match connect(&self.path) {
+            // A full queue is an open one.
+            Ok(()) | Err(rustix::io::Errno::AGAIN) => return Ok(false),
+            Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => {}
+            Err(errno) => return Err(io_error("trying", &self.path)(errno.into())),
         }
         make_way(&self.path)?;
         self.requests = listen(&self.path, i32::from(self.queue), SocketFlags::CLOEXEC)?;

@@ -84,10 +84,15 @@ impl WorkerProcess {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // SAFETY: the closure calls only async-signal-safe functions and does not allocate.
         unsafe { command.pre_exec(move || prepare_child(&inherited)) };
-        let child = command.spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("a child without a process id"))?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let mut child = command.spawn()?;
+        let watched = Pid::from_raw(i32::try_from(child.id()).unwrap_or(0))
+            .ok_or_else(|| io::Error::other("a child without a process id"))
+            .and_then(|pid| Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?));
+        // One that cannot be watched would take requests that nobody knows of.
+        let pidfd = watched.inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
         let now = Instant::now();
         let seen = (Seen::of(&page.read()), now);
         Ok(Self { child, pidfd, page, started: now, seen, served: 0, kill_reason: None })
