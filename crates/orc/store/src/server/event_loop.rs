@@ -25,7 +25,7 @@ use crate::server::service::Service;
 use crate::server::turns::{Staffing, Turns};
 use crate::state::clients::{Connection, Listener};
 use crate::state::transaction::SharedState;
-use crate::supervisor::channel::{Message, receive};
+use crate::supervisor::channel::{Message, is_shortage, receive};
 use crate::supervisor::launcher::Launcher;
 use crate::supervisor::records::PeerRecord;
 use crate::trust_domain::TrustDomain;
@@ -33,6 +33,8 @@ use crate::trust_domain::TrustDomain;
 /// The supervisor's number in the epoll instance; listeners have those from [`LISTENERS`] on, connections their own.
 const SUPERVISOR: u64 = u64::MAX;
 const LISTENERS: u64 = 1 << 62;
+/// How long a thread waits where descriptors or memory are short.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
 /// How many connections are accepted for one event.
 const MAX_ACCEPTED: usize = 64;
 /// How many threads there are at least.
@@ -156,6 +158,10 @@ impl Server {
                 [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
             let count = match epoll::wait(&self.events, &mut event, Some(&pause)) {
                 Err(Errno::INTR) => 0,
+                Err(Errno::NOMEM) => {
+                    std::thread::sleep(SHORTAGE_PAUSE);
+                    0
+                }
                 other => other?,
             };
             // All threads come by each second, and one of them has to do this.
@@ -224,6 +230,10 @@ impl Server {
         } else if self.has_garbage.swap(false, Ordering::AcqRel) {
             release_memory();
         }
+        // Once more, should the kernel have refused that: nobody could connect any more.
+        for (number, listener) in (LISTENERS..).zip(self.listeners.iter()) {
+            let _ = self.arm(listener.socket.as_fd(), number, false);
+        }
         let mut state = self.service.begin();
         state.evict_unused_for(self.service.config.keep);
         let note = match state.replace_supervisor(&self.listeners) {
@@ -255,6 +265,9 @@ impl Server {
             Ok(Some(false)) => {
                 let _ = self.arm(link, SUPERVISOR, false);
             }
+            Err(error) if is_shortage(&error) => {
+                let _ = self.arm(link, SUPERVISOR, false);
+            }
             // It died: the next tick starts another.
             Ok(None) | Err(_) => state.lose_supervisor(),
         }
@@ -269,7 +282,7 @@ impl Server {
                 Ok(socket) => self.connect(socket, listener),
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {
                     // Clients in the queue have to wait until others disconnect.
-                    std::thread::sleep(Duration::from_millis(20));
+                    std::thread::sleep(SHORTAGE_PAUSE);
                     break;
                 }
                 Err(_) => break,

@@ -50,6 +50,13 @@ pub(crate) fn send(
     Ok(())
 }
 
+/// Whether [`receive`] failed for want of memory or was interrupted, and has left the message where it was.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    use rustix::io::Errno;
+    matches!(errno, Some(Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN | Errno::INTR))
+}
+
 /// Receives a message and passes it to `handle`; returns `None` if the other process is gone.
 ///
 /// # Errors

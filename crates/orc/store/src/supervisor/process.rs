@@ -11,19 +11,22 @@
 //! need neither process.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 
 use crate::descriptor_limit;
-use crate::supervisor::channel::{Message, receive, send};
+use crate::supervisor::channel::{Message, is_shortage, receive, send};
 use crate::supervisor::launcher::{Launcher, Part};
 
 /// After so many deaths of the server within [`DEATHS_PERIOD`] it is not started again.
 const MAX_DEATHS: usize = 5;
 const DEATHS_PERIOD: Duration = Duration::from_secs(10);
+/// After how long it is tried again to start a server, or to wait for one, which failed for want of descriptors, processes or memory.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How long the server may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -58,7 +61,19 @@ pub(crate) fn supervise(
         let (socket, child) = match link.take() {
             Some(known) => known,
             None => {
-                let (socket, child) = launcher.start(Part::Server)?;
+                let (socket, child) = match launcher.start(Part::Server) {
+                    // Once there was a server, clients wait for the next one, and the records are here only.
+                    Err(error) if !deaths.is_empty() => {
+                        let text =
+                            format!("orrery orc serve: cannot start the server: {error}; it is tried again");
+                        let _ = writeln!(io::stderr(), "{text}");
+                        if is_stop_requested(stop, RETRY_PAUSE) {
+                            return Ok(());
+                        }
+                        continue;
+                    }
+                    started => started?,
+                };
                 // If it dies before the end, `receive_records` finds that out.
                 let _ = send_records(socket.as_fd(), &records);
                 (socket, Some(child))
@@ -91,6 +106,22 @@ pub(crate) fn supervise(
                 deaths.len(),
                 DEATHS_PERIOD.as_secs()
             )));
+        }
+    }
+}
+
+/// Waits, and returns whether the store is to stop.
+fn is_stop_requested(stop: Option<BorrowedFd<'_>>, pause: Duration) -> bool {
+    let Some(stop) = stop else {
+        std::thread::sleep(pause);
+        return false;
+    };
+    let mut waiting = [PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+    match rustix::event::poll(&mut waiting, rustix::time::Timespec::try_from(pause).ok().as_ref()) {
+        Ok(ready) => ready > 0,
+        Err(_) => {
+            std::thread::sleep(pause);
+            false
         }
     }
 }
@@ -129,7 +160,15 @@ fn receive_records(
     loop {
         let mut waiting = vec![PollFd::from_borrowed_fd(link, PollFlags::IN)];
         waiting.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
-        rustix::io::retry_on_intr(|| rustix::event::poll(&mut waiting, None))?;
+        match rustix::event::poll(&mut waiting, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            // Short of memory.
+            Err(_) => {
+                std::thread::sleep(RETRY_PAUSE);
+                continue;
+            }
+        }
         if waiting.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
             return Ok(Ended::StopRequested);
         }
@@ -139,9 +178,12 @@ fn receive_records(
             Message::End => *is_complete = true,
             Message::Stop => {}
         });
-        // A server that sends malformed messages is treated like a dead one.
-        if !matches!(received, Ok(Some(()))) {
-            return Ok(Ended::ServerDied);
+        match received {
+            Ok(Some(())) => {}
+            // The message is still there.
+            Err(error) if is_shortage(&error) => std::thread::sleep(RETRY_PAUSE),
+            // A server that sends malformed messages is treated like a dead one.
+            Ok(None) | Err(_) => return Ok(Ended::ServerDied),
         }
     }
 }
