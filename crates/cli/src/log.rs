@@ -49,6 +49,8 @@ pub(crate) fn start(options: &Options) {
         Level::Trace => LevelFilter::TRACE,
     };
     let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false);
+    // A full disk would be reported on standard error, too, and that it cannot be would be a panic: no server ends for its log.
+    let builder = builder.log_internal_errors(false);
     match options.log_format {
         // systemd and most log readers add the time themselves.
         Format::Text => builder.without_time().with_ansi(false).init(),

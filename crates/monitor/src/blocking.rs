@@ -47,12 +47,12 @@ pub(crate) fn prepare() -> Result<(), Errno> {
 /// # Errors
 /// `EAGAIN` where too many wait already.
 pub(crate) fn start(syscall: &Syscall<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) -> Result<(), Errno> {
+    let (state, call, caller) =
+        (Arc::clone(syscall.state), syscall.notification, Arc::clone(syscall.caller()?));
     if WAITING.fetch_add(1, Ordering::Relaxed) >= MOST {
         WAITING.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::AGAIN);
     }
-    let (state, call, caller) =
-        (Arc::clone(syscall.state), syscall.notification, Arc::clone(syscall.caller()?));
     let watch = move || {
         let done = Arc::new(AtomicBool::new(false));
         let finished = Arc::clone(&done);

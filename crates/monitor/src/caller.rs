@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
@@ -74,10 +74,21 @@ pub(crate) struct Caller {
     lasting: bool,
 }
 
+/// Threads by their numbers, each with a descriptor.
+#[derive(Debug)]
+struct Known {
+    callers: HashMap<i32, Arc<Caller>>,
+    /// At so many those that have ended are looked for.
+    full: usize,
+}
+
+/// So many are looked through at least, and twice as many as lived last time: a thread costs a look or two in all.
+const FEW: usize = 64;
+
 /// The threads seen so far.
 #[derive(Debug)]
 pub(crate) struct Callers {
-    known: Mutex<HashMap<i32, Arc<Caller>>>,
+    known: Mutex<Known>,
     monitor: Credentials,
     /// Somebody may be somebody else.
     differ: AtomicBool,
@@ -154,7 +165,8 @@ impl Callers {
         monitor.capabilities &= kept;
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let most = descriptors.map_or(KEPT, |most| usize::try_from(most).unwrap_or(KEPT) / PART).min(KEPT);
-        Ok(Self { known: Mutex::default(), monitor, differ, most })
+        let known = Mutex::new(Known { callers: HashMap::new(), full: FEW.min(most) });
+        Ok(Self { known, monitor, differ, most })
     }
 
     /// Whether all that are guarded are who the monitor is.
@@ -172,7 +184,7 @@ impl Callers {
     /// # Errors
     /// `ESRCH` where it has gone.
     pub(crate) fn get(&self, thread: i32) -> Result<Arc<Caller>, Errno> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&thread).cloned();
+        let known = self.known().callers.get(&thread).cloned();
         if let Some(caller) = known
             && caller.lasting
             && caller.lives()
@@ -193,23 +205,30 @@ impl Callers {
             self.diverge();
         }
         let caller = Arc::new(Caller { process: status.process, other, handle, lasting });
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= self.most {
-            known.clear();
+        let mut known = self.known();
+        if known.callers.len() >= known.full {
+            known.callers.retain(|_, caller| caller.lives());
+            if known.callers.len() >= self.most {
+                known.callers.clear();
+            }
+            known.full = (2 * known.callers.len()).max(FEW).min(self.most);
         }
-        known.insert(thread, Arc::clone(&caller));
+        known.callers.insert(thread, Arc::clone(&caller));
         Ok(caller)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is known of a thread may change from its next call on.
     pub(crate) fn forget(&self, thread: i32) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
+        self.known().callers.remove(&thread);
     }
 
     /// What is known of all threads of a process may change: another program is loaded.
     pub(crate) fn forget_process(&self, process: i32) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, caller| caller.process != process);
+        self.known().callers.retain(|_, caller| caller.process != process);
     }
 }
 
@@ -272,6 +291,18 @@ mod tests {
         child.wait().unwrap();
         assert!(!known.lives());
         assert!(callers.get(id).is_err());
+    }
+
+    #[test]
+    fn threads_that_have_ended_hold_no_descriptors() {
+        let callers = Callers::new(u64::MAX).unwrap();
+        for _ in 0..3 * FEW {
+            let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+            let _known = callers.get(i32::try_from(child.id()).unwrap()).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(callers.known().callers.len() <= FEW);
     }
 
     #[test]

@@ -40,14 +40,27 @@ impl AssumedCredentials {
 
 impl Drop for AssumedCredentials {
     fn drop(&mut self) {
-        let back = set_effective(self.before.capabilities)
-            .and_then(|()| become_other(self.before.user, self.before.group, &self.before.groups))
-            .and_then(|()| set_effective(self.before.capabilities));
-        if back.is_err() {
-            // A monitor that does not know who it is answers no further call.
-            std::process::abort();
+        again_or_abort(|| {
+            set_effective(self.before.capabilities)
+                .and_then(|()| become_other(self.before.user, self.before.group, &self.before.groups))
+                .and_then(|()| set_effective(self.before.capabilities))
+        });
+    }
+}
+
+/// Becomes who the thread was. The kernel makes new credentials each time, for which it may be short of memory for a while.
+fn again_or_abort(become_again: impl Fn() -> Result<(), Errno>) {
+    const TRIES: u32 = 500;
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+    for _ in 0..TRIES {
+        match become_again() {
+            Ok(()) => return,
+            Err(Errno::NOMEM | Errno::AGAIN) => std::thread::sleep(PAUSE),
+            Err(_) => break,
         }
     }
+    // A monitor that does not know who it is answers no further call.
+    std::process::abort();
 }
 
 fn become_other(user: u32, group: u32, groups: &[u32]) -> Result<(), Errno> {
@@ -82,9 +95,8 @@ pub(crate) fn with<R>(capabilities: u64, call: impl FnOnce() -> R) -> R {
         Ok(before)
     });
     let result = call();
-    if raised.is_ok_and(|before| set_effective(before).is_err()) {
-        // As in `AssumedCredentials`.
-        std::process::abort();
+    if let Ok(before) = raised {
+        again_or_abort(|| set_effective(before));
     }
     result
 }

@@ -112,7 +112,8 @@ impl Writer {
                 match seen.get_mut(&text) {
                     Some(count) => *count += 1,
                     None if known < MOST_WORDS => {
-                        eprintln!("orrery guard: [{process}] {text}");
+                        // That it cannot be written is no trouble of the program's. So below.
+                        let _ = writeln!(std::io::stderr(), "orrery guard: [{process}] {text}");
                         seen.insert(text, 1);
                     }
                     None => (),

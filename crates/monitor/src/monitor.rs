@@ -1,5 +1,6 @@
 //! The monitor: threads that take calls up, decide, perform and answer.
 
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -48,17 +49,24 @@ impl CallSource for Arc<Monitor> {
         self.state.polled().contains(PollFlags::IN)
     }
 
-    fn begin(&self) {
+    fn begin(&self) -> bool {
         // A umask and a current directory of its own.
         // SAFETY: what the C library believes of the current directory does not matter: all paths here are absolute.
-        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-            eprintln!("orrery guard: unshare(CLONE_FS): {}", std::io::Error::last_os_error());
-            std::process::abort();
+        let unshared = match unsafe { libc::unshare(libc::CLONE_FS) } {
+            0 => Ok(()),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        };
+        let begun = unshared.map_err(|errno| ("unshare(CLONE_FS)", errno)).and_then(|()| {
+            credentials::keep(self.state.policy.capabilities.bits()).map_err(|errno| ("capset", errno))
+        });
+        let Err((call, errno)) = begun else { return true };
+        if errno == Errno::NOMEM {
+            let text = format!("orrery guard: cannot begin a thread: {call}: {errno}; it is tried again");
+            let _ = writeln!(std::io::stderr(), "{text}");
+            return false;
         }
-        if let Err(errno) = credentials::keep(self.state.policy.capabilities.bits()) {
-            eprintln!("orrery guard: capset: {errno}");
-            std::process::abort();
-        }
+        let _ = writeln!(std::io::stderr(), "orrery guard: {call}: {errno}");
+        std::process::abort();
     }
 }
 

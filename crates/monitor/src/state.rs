@@ -82,23 +82,29 @@ impl State {
     /// Answers a call.
     pub(crate) fn give(&self, id: u64, outcome: Outcome) {
         match outcome {
-            Ok(Answer::Value(value)) => {
-                // The caller may have ended; nobody needs the answer then. So below.
-                let _ = self.listener.answer(id, Ok(value));
-            }
+            Ok(Answer::Value(value)) => surely(|| self.listener.answer(id, Ok(value))),
             Ok(Answer::File { file, close_on_exec }) => {
                 if let Err(errno) = self.listener.answer_with_descriptor(id, file.as_fd(), close_on_exec) {
-                    let _ = self.listener.answer(id, Err(errno));
+                    surely(|| self.listener.answer(id, Err(errno)));
                 }
             }
-            Ok(Answer::GoOn) => {
-                let _ = self.listener.proceed(id);
-            }
+            Ok(Answer::GoOn) => surely(|| self.listener.proceed(id)),
             // Another thread answers.
             Ok(Answer::Later(_)) => (),
-            Err(errno) => {
-                let _ = self.listener.answer(id, Err(errno));
-            }
+            Err(errno) => surely(|| self.listener.answer(id, Err(errno))),
+        }
+    }
+}
+
+/// Answers, again where the kernel could not pass the answer on: its caller would wait for ever.
+fn surely(answer: impl Fn() -> Result<(), Errno>) {
+    const TRIES: u32 = 100;
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+    for _ in 0..TRIES {
+        match answer() {
+            // The caller may have ended, or have its answer; nobody needs this one then.
+            Ok(()) | Err(Errno::NOENT | Errno::INPROGRESS) => return,
+            Err(_) => std::thread::sleep(PAUSE),
         }
     }
 }

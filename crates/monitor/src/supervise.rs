@@ -28,6 +28,9 @@ const PASSED_ON: [i32; 14] = [
     libc::SIGURG,
 ];
 
+/// How long to wait where the kernel is short of memory.
+const SHORTAGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+
 fn watched() -> libc::sigset_t {
     // SAFETY: zero is a set of signals, which is then emptied and filled.
     unsafe {
@@ -136,6 +139,11 @@ fn over(state: &State) -> bool {
     let mut waited = [PollFd::new(&state.listener, PollFlags::empty())];
     match poll(&mut waited, Some(&pause)) {
         Ok(0) | Err(Errno::INTR) => false,
-        Ok(_) | Err(_) => true,
+        Ok(_) => true,
+        // Short of memory: whoever is there still needs the monitor.
+        Err(_) => {
+            std::thread::sleep(SHORTAGE_PAUSE);
+            false
+        }
     }
 }

@@ -26,6 +26,8 @@ const BUSY: u32 = 4;
 const CALM: u32 = 100;
 /// So many looks without any call: the watch sleeps.
 const QUIET: u32 = 25;
+/// After how long a thread that could not begin tries again.
+const RETRY: Duration = Duration::from_millis(100);
 /// No more threads than this, for a program that has all of them wait for slow files.
 const MOST: usize = 64;
 
@@ -37,8 +39,8 @@ pub(crate) trait CallSource: Send + Sync + 'static {
     /// Whether a call waits that nobody has taken up.
     fn waiting(&self) -> bool;
 
-    /// What a thread is to do at its beginning.
-    fn begin(&self);
+    /// What a thread is to do at its beginning. Returns whether it may take calls up.
+    fn begin(&self) -> bool;
 }
 
 /// Threads that take calls up.
@@ -156,8 +158,17 @@ impl<C: CallSource> ThreadPool<C> {
         })
     }
 
-    fn work(&self, done: &AtomicU64) {
-        self.calls.begin();
+    fn work(&self, done: &Arc<AtomicU64>) {
+        // Only short of memory. The first thread is needed; of the others, those that there are go on without it.
+        while !self.calls.begin() {
+            std::thread::sleep(RETRY);
+            let mut parked = locked(&self.parked);
+            if parked.takers > 1 {
+                parked.takers -= 1;
+                locked(&self.done).retain(|other| !Arc::ptr_eq(other, done));
+                return;
+            }
+        }
         let busy = || {
             done.fetch_add(1, Ordering::SeqCst);
             if self.watch_sleeps.load(Ordering::SeqCst) {
@@ -314,7 +325,9 @@ mod tests {
             self.waiting.load(Ordering::SeqCst) > 0
         }
 
-        fn begin(&self) {}
+        fn begin(&self) -> bool {
+            true
+        }
     }
 
     fn slow() -> (Arc<Slow>, Sender<Receiver<()>>, Receiver<()>) {

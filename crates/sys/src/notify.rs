@@ -105,7 +105,12 @@ impl Listener {
     }
 
     fn respond(&self, mut response: seccomp_notif_resp) -> Result<(), Errno> {
-        self.ioctl(SEND, &raw mut response).map(drop)
+        loop {
+            match self.ioctl(SEND, &raw mut response) {
+                Err(Errno::INTR) => (),
+                result => return result.map(drop),
+            }
+        }
     }
 
     /// Makes `file` a new descriptor of the caller, the lowest that is free there, and returns its number. The call still
