@@ -41,6 +41,8 @@ const TWINS: usize = 4096;
 const OTHER_DESCRIPTORS: usize = 32;
 /// After how long a spare that could not be made is tried again, and how long one may take to end.
 const SPARE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait where the kernel is short of memory or descriptors.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 /// A spare that lives shorter than this is not replaced at once.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
@@ -183,7 +185,7 @@ impl State {
             all.extend(self.twins.iter().map(|twin| PollFd::new(&twin.pidfd, PollFlags::IN)));
             if rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, due.as_ref())).is_err() {
                 // Short of memory.
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(SHORTAGE_PAUSE);
                 continue;
             }
             let asked = !all[0].revents().is_empty();
@@ -206,7 +208,7 @@ impl State {
                     // Taken by a keeper that we replace, or out of descriptors: then the request is gone, and who sent
                     // it finds its socket closed.
                     Err(Errno::AGAIN | Errno::INTR) => {}
-                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                    Err(_) => std::thread::sleep(Duration::from_millis(10)),
                 }
             }
         }
@@ -365,7 +367,8 @@ fn wait_for_my_turn(state: &mut State, ended: OwnedFd) -> Role {
             vec![PollFd::new(&state.own, PollFlags::IN), PollFd::new(&state.socket, PollFlags::empty())];
         all.extend(ended.as_ref().map(|ended| PollFd::new(ended, PollFlags::IN)));
         if rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, None)).is_err() {
-            return Role::Superfluous;
+            std::thread::sleep(SHORTAGE_PAUSE);
+            continue;
         }
         let events: Vec<PollFlags> = all.iter().map(PollFd::revents).collect();
         let (dead, over) = (!events[0].is_empty(), !events[1].is_empty());
@@ -379,8 +382,14 @@ fn wait_for_my_turn(state: &mut State, ended: OwnedFd) -> Role {
             return Role::Superfluous;
         }
         if dead {
-            let Ok(own) = myself() else { return Role::Superfluous };
-            state.own = own;
+            // Nobody else has the secrets any more: without a descriptor it is tried again.
+            match myself() {
+                Ok(own) => state.own = own,
+                Err(_) => {
+                    std::thread::sleep(SHORTAGE_PAUSE);
+                    continue;
+                }
+            }
             return Role::Successor;
         }
     }

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod faults;
 mod hostile;
 
 use std::io::Read;
@@ -470,7 +471,7 @@ fn programs_that_are_no_vaults_are_noticed() {
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests: [(&str, fn()); 24] = [
+    let tests: [(&str, fn()); 26] = [
         ("calls_and_loads", calls_and_loads),
         ("errors_come_back", errors_come_back),
         ("forked_processes_have_twins", forked_processes_have_twins),
@@ -486,6 +487,8 @@ fn main() {
         ("twins_reach_nothing_else", twins_reach_nothing_else),
         ("calls_survive_killing_at_any_moment", calls_survive_killing_at_any_moment),
         ("programs_that_are_no_vaults_are_noticed", programs_that_are_no_vaults_are_noticed),
+        ("keepers_survive_each_failing_call", faults::keepers_survive_each_failing_call),
+        ("a_spare_waits_for_a_descriptor", faults::a_spare_waits_for_a_descriptor),
         ("no_datagram_ends_the_keeper", hostile::no_datagram_ends_the_keeper),
         ("no_answer_socket_keeps_a_vault_alive", hostile::no_answer_socket_keeps_a_vault_alive),
         (
