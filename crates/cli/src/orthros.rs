@@ -173,13 +173,14 @@ impl Story {
             // Whoever went away in between is not waited for.
             let _ = writeln!(listener, "{}", serde_json::to_string(event)?);
         }
-        let mut out = std::io::stdout().lock();
-        if self.json {
-            serde_json::to_writer(&mut out, event).map_err(std::io::Error::from)?;
-            writeln!(out)?;
+        let line = if self.json {
+            serde_json::to_string(event)?
         } else {
-            writeln!(out, "{:7.2} s  {}", event.at, event.text)?;
-        }
-        Ok(out.flush()?)
+            format!("{:7.2} s  {}", event.at, event.text)
+        };
+        // A full disk, or a reader that is gone, is no reason to end a service.
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        Ok(())
     }
 }

@@ -14,6 +14,11 @@ const SOCKET: &str = "commands";
 /// What `crash` is followed by where it is the backup that is to die.
 pub(super) const BACKUP: &str = "backup";
 
+/// How long to wait before what failed for want of a resource is tried again.
+const SHORTAGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+/// How often in a row standard input may fail.
+const MOST_FAILURES: u32 = 50;
+
 /// How a program ends that an interruption ended at once, as a shell would tell it.
 pub(super) const INTERRUPTED: i32 = 128 + libc::SIGINT;
 
@@ -56,9 +61,15 @@ impl Lines {
             std::thread::spawn(move || input(&sender));
         }
         std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(std::result::Result::ok) {
+            for stream in listener.incoming() {
+                // Who comes next is served when there are descriptors again.
+                let Ok(stream) = stream else {
+                    std::thread::sleep(SHORTAGE_PAUSE);
+                    continue;
+                };
                 let sender = sender.clone();
-                std::thread::spawn(move || {
+                // Where no thread is to be had, it is told so by the end of its connection.
+                let _ = std::thread::Builder::new().spawn(move || {
                     let mut text = String::new();
                     let Ok(copy) = stream.try_clone() else { return };
                     if BufReader::new(copy).read_line(&mut text).is_ok() {
@@ -83,9 +94,21 @@ impl Drop for Lines {
 
 /// The lines of standard input; its end is `quit`, so that nothing is left behind.
 fn input(sender: &Sender<Line>) {
-    for text in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
-        if sender.send(Line { text, from: None }).is_err() {
-            return;
+    let mut failures = 0;
+    for text in std::io::stdin().lock().lines() {
+        match text {
+            Ok(text) => {
+                failures = 0;
+                if sender.send(Line { text, from: None }).is_err() {
+                    return;
+                }
+            }
+            // Want of memory passes, and is no reason to end a service; a terminal that was hung up stays so.
+            Err(_) if failures < MOST_FAILURES => {
+                failures += 1;
+                std::thread::sleep(SHORTAGE_PAUSE);
+            }
+            Err(_) => break,
         }
     }
     let _ = sender.send(Line { text: "quit".to_owned(), from: None });

@@ -14,6 +14,8 @@ use super::config::{DISKS, NETWORKS, Named, PairFile, Restart, Wanted, one};
 use super::remote::{BACKUP, Lines};
 use super::{Common, Story};
 
+/// How long to wait before what failed for want of a resource is tried again.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait before a backup is tried again that could not be started.
 const AGAIN: Duration = Duration::from_secs(10);
 
@@ -155,6 +157,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let (mut told, mut due, mut awaited) = (0, Instant::now(), false);
     let mut full: Option<PathBuf> = None;
     let mut exits = Exits::default();
+    let mut unwatched: Option<String> = None;
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {
             Err(error @ Error::Guest { .. }) => {
@@ -163,7 +166,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 story.hang_up();
                 None
             }
-            result => result?,
+            // Its heartbeats could not be read, say. The service runs, and is watched again when that has passed.
+            Err(error) => {
+                let text = format!("cannot watch the service: {error}; it is tried again");
+                if unwatched.as_ref() != Some(&text) {
+                    story.tell("unwatched", None, &text)?;
+                    unwatched = Some(text);
+                }
+                std::thread::sleep(SHORTAGE_PAUSE);
+                None
+            }
+            Ok(cause) => {
+                unwatched = None;
+                cause
+            }
         };
         if let Some(exit) = exits.next(pair.service_exit()) {
             story.tell("exited", None, format!("the service {exit}"))?;

@@ -1,15 +1,16 @@
 //! The control connection to a guest: its second serial port, which QEMU offers as a socket.
 
 use std::collections::VecDeque;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use orrery_orthros_wire::{Report, Request, ServiceExit, decode, encode};
 
 use crate::error::{Error, Result, file, of_qemu};
+use crate::socket::{SHORTAGE_PAUSE, is_gone};
 
 /// The control connection to a guest.
 pub struct Control {
@@ -44,16 +45,8 @@ impl Control {
         let stream = crate::socket::connect(socket).map_err(file("connect to", socket))?;
         let reader = stream.try_clone().map_err(file("connect to", socket))?;
         let (sender, reports) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(reader).split(b'\n').map_while(std::result::Result::ok) {
-                // The kernel may print to the port before the guest's program opens it: such lines are skipped.
-                if let Ok(report) = decode(&line)
-                    && sender.send(report).is_err()
-                {
-                    return;
-                }
-            }
-        });
+        let read = move || read_reports(BufReader::new(reader), &sender);
+        std::thread::Builder::new().spawn(read).map_err(file("start a thread for", socket))?;
         Ok(Self {
             machine: machine.to_owned(),
             stream,
@@ -223,11 +216,58 @@ impl Control {
     }
 }
 
+/// Sends on what a guest reports, until it is gone.
+fn read_reports(mut reader: impl BufRead, reports: &Sender<Report>) {
+    let mut line = Vec::new();
+    loop {
+        match reader.read_until(b'\n', &mut line) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if is_gone(&error) => return,
+            // Want of memory passes, and what has come so far is in the line.
+            Err(_) => {
+                std::thread::sleep(SHORTAGE_PAUSE);
+                continue;
+            }
+        }
+        // The kernel may print to the port before the guest's program opens it: such lines are skipped.
+        if let Ok(report) = decode(line.strip_suffix(b"\n").unwrap_or(&line))
+            && reports.send(report).is_err()
+        {
+            return;
+        }
+        line.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    /// Reads bytes in small pieces, between which the kernel is short of memory.
+    struct Short<'a>(&'a [u8], bool);
+
+    impl std::io::Read for Short<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(std::io::Error::from_raw_os_error(libc::ENOMEM));
+            }
+            self.0.read(&mut buffer[..3])
+        }
+    }
+
+    #[test]
+    fn want_of_memory_loses_no_report() {
+        let mut bytes = b"a kernel's own line\n".to_vec();
+        bytes.extend(encode(&Report::BackupReady).unwrap());
+        let (sender, reports) = channel();
+        read_reports(BufReader::new(Short(&bytes, false)), &sender);
+        assert_eq!(reports.try_recv().unwrap(), Report::BackupReady);
+        assert!(reports.try_recv().is_err());
+    }
 
     #[test]
     fn an_unanswered_ping_is_noticed() {

@@ -167,7 +167,8 @@ impl Node {
         {
             return Some(format!("it has not answered for {} s", PING_TIMEOUT.as_secs()));
         }
-        if let Some(why) = self.heartbeat_failure().unwrap_or_else(|error| Some(error.to_string())) {
+        // Memory that this host cannot read at the moment says nothing of the machine, which is asked besides.
+        if let Ok(Some(why)) = self.heartbeat_failure() {
             return Some(why);
         }
         if self.state == NodeState::Standby

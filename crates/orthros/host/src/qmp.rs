@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result, of_qemu};
+use crate::socket::{SHORTAGE_PAUSE, is_gone};
 
 /// How long QEMU may take to answer anything.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -169,7 +170,15 @@ impl Qmp {
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(failed(&self.machine, of_qemu(&error))),
+                Err(error) if is_gone(&error) => return Err(failed(&self.machine, of_qemu(&error))),
+                // What has come so far is in the line; QEMU is as it was.
+                Err(_) => {
+                    if Instant::now() >= deadline {
+                        return Ok(None);
+                    }
+                    std::thread::sleep(SHORTAGE_PAUSE);
+                    continue;
+                }
             }
             let message: Value = serde_json::from_str(&self.line)
                 .map_err(|error| failed(&self.machine, format!("{error} in {:?}", self.line)))?;
