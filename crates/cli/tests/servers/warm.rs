@@ -1,0 +1,140 @@
+//! The master of `orrery warm serve`, and its workers.
+
+use std::process::{Child, Command, Stdio};
+
+use orrery_testing::faults::{Faults, Server};
+
+use crate::usage::Usage;
+use crate::{CLIENT, ORRERY, kill, pid, run_within, times};
+
+/// A server of a test's own.
+struct Warm {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Warm {
+    /// `None`, which is reported as skipped: there is no Python.
+    fn start() -> Option<Self> {
+        if !orrery_testing::is_there("python3") {
+            return None;
+        }
+        // The worker's program is another crate's.
+        let _ = orrery_testing::built("orrery-warm-python");
+        let directory = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let mut command = Command::new(ORRERY);
+        command.args(["warm", "serve", "--python", "--workers", "2", "--timeout", "10s", "--socket"]);
+        let child =
+            command.arg(directory.path().join("socket")).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let this = Self { child, directory };
+        this.serves();
+        Some(this)
+    }
+
+    fn client(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(ORRERY);
+        command.env("ORRERY_WARM", self.directory.path().join("socket")).arg("warm").args(arguments);
+        command
+    }
+
+    fn workers(&self) -> Vec<i32> {
+        let status = run_within(&mut self.client(&["status"]), CLIENT);
+        let text = status.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let worker = |line: &str| {
+            let (pid, state) = line.strip_prefix("worker ")?.split_once(':')?;
+            (!state.contains("starting")).then(|| pid.parse().ok()).flatten()
+        };
+        text.unwrap_or_default().lines().filter_map(worker).collect()
+    }
+
+    /// Asks for a script's work; whether it was done, and without a server's help it is not.
+    fn runs(&self) -> bool {
+        let output = run_within(&mut self.client(&["run", "-c", "print(6 * 7)"]), CLIENT);
+        output.is_some_and(|output| output.status.success() && output.stdout == b"42\n")
+    }
+
+    fn serves(&self) {
+        orrery_testing::eventually("both workers are ready, and serve", || {
+            self.workers().len() == 2 && self.runs()
+        });
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Warm {
+    fn drop(&mut self) {
+        kill(pid(&self.child), libc::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+/// A worker dies and is replaced, somebody asks how the server is, another worker's script runs: whatever of that fails, the master lives.
+#[test]
+fn the_master_survives_each_failing_call() {
+    let Some(warm) = Warm::start() else { return };
+    let Some(faults) = Faults::attach(pid(&warm.child)) else { return };
+    let work = || {
+        if let Some(worker) = warm.workers().first() {
+            kill(*worker, libc::SIGKILL);
+        }
+        warm.runs();
+        warm.workers();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    };
+    let reached = Server {
+        faults: &faults,
+        work: &mut { work },
+        serves: &mut || warm.serves(),
+        spared: &[],
+        log: &|| warm.log(),
+    }
+    .survives_each_failure();
+    assert!(reached > 20, "{reached}");
+    // It says so.
+    let log = warm.log();
+    for said in ["cannot start a worker", "Too many open files", "another attempt"] {
+        assert!(log.contains(said), "{said}: {log}");
+    }
+}
+
+#[test]
+fn workers_may_be_killed_at_any_moment() {
+    let Some(warm) = Warm::start() else { return };
+    let before = Usage::of(pid(&warm.child));
+    for round in 0..times("ORRERY_KILLS", 20) {
+        let workers = warm.workers();
+        if let Some(worker) = workers.get(round % 2).or(workers.first()) {
+            // At moments that differ: as it starts, waits, works, or cleans up.
+            let client =
+                warm.client(&["run", "-c", "pass"]).stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+            std::thread::sleep(std::time::Duration::from_micros(u64::try_from(round % 37).unwrap() * 731));
+            kill(*worker, libc::SIGKILL);
+            // What it runs may have died with its worker.
+            let _ = client.unwrap().wait();
+        }
+    }
+    warm.serves();
+    before.assert_flat("its workers were killed");
+}
+
+#[test]
+fn requests_leave_nothing_behind() {
+    let Some(warm) = Warm::start() else { return };
+    let client = orrery_warm::client::Client::new(warm.directory.path().join("socket"));
+    let ask = |times: usize| {
+        for _ in 0..times {
+            let answer = client.run(&orrery_warm::client::Job::command("6 * 7")).unwrap();
+            assert_eq!(answer.outcome, orrery_warm::protocol::Outcome::Exited(0), "{}", warm.log());
+        }
+    };
+    ask(50);
+    let before: Vec<Usage> = warm.workers().into_iter().chain([pid(&warm.child)]).map(Usage::of).collect();
+    ask(times("ORRERY_REQUESTS", 2000));
+    for usage in before {
+        usage.assert_flat("requests");
+    }
+}
