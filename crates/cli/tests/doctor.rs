@@ -300,7 +300,7 @@ fn a_forced_tracker_is_shown() {
     let report = report(command);
     assert_eq!(report["orrery_tracker"], "compare");
     assert_eq!(mechanism(&report, "lwc-rollback", "tracker"), "compare (forced by ORRERY_TRACKER)");
-    let table = text(Command::new(ORRERY).arg("doctor").env("ORRERY_TRACKER", "magic"));
+    let table = text(Command::new(ORRERY).args(["doctor", "--facts"]).env("ORRERY_TRACKER", "magic"));
     assert!(table.contains("ORRERY_TRACKER=magic is set."), "{table}");
     assert!(table.contains("ORRERY_TRACKER=magic names no tracker (wp_async or compare)"), "{table}");
 }
@@ -315,8 +315,12 @@ fn text(command: &mut Command) -> String {
 fn the_table_fits_and_is_plain_in_a_pipe() {
     for columns in [70_usize, 80, 120, 200] {
         let mut command = Command::new(ORRERY);
-        let table =
-            text(command.arg("doctor").env("COLUMNS", columns.to_string()).env_remove("ORRERY_TRACKER"));
+        let table = text(
+            command
+                .args(["doctor", "--facts"])
+                .env("COLUMNS", columns.to_string())
+                .env_remove("ORRERY_TRACKER"),
+        );
         assert!(!table.contains('\x1b'), "colours in a pipe");
         let widest = table.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= columns, "{widest} of {columns}");
@@ -331,7 +335,7 @@ fn the_table_fits_and_is_plain_in_a_pipe() {
 fn a_terminal_gets_colours_unless_it_objects() {
     let on_terminal = |no_color: Option<&str>| {
         let mut command = Command::new("script");
-        command.args(["-qec", &format!("{ORRERY} doctor"), "/dev/null"]).stdin(Stdio::null());
+        command.args(["-qec", &format!("{ORRERY} doctor --facts"), "/dev/null"]).stdin(Stdio::null());
         command.env("TERM", "xterm").env_remove("NO_COLOR").env_remove("COLUMNS");
         if let Some(value) = no_color {
             command.env("NO_COLOR", value);
@@ -369,8 +373,12 @@ fn usage_errors_say_what_would_be_right() {
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let mut child =
-        Command::new(ORRERY).arg("doctor").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(ORRERY)
+        .args(["doctor", "--facts"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let mut complaint = String::new();
     child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
@@ -404,4 +412,68 @@ fn programs_are_tried_and_not_trusted() {
         assert_eq!(rows(&report)["qemu"]["state"], "missing", "{broken}");
         assert!(mechanism(&report, "orthros", "kernels run in").starts_with("none"));
     }
+}
+
+/// The state of a task, and what is absent for it.
+fn task<'a>(report: &'a Value, name: &str) -> (&'a str, String) {
+    let mut all = report["tasks"].as_array().unwrap().iter();
+    let task = all.find(|task| task["name"] == name).unwrap();
+    (task["state"].as_str().unwrap(), task["reasons"].to_string())
+}
+
+#[test]
+fn the_verdicts_come_first_and_fit_a_screen() {
+    let verdicts = text(Command::new(ORRERY).arg("doctor").env_remove("ORRERY_TRACKER"));
+    assert!(verdicts.lines().count() <= 24, "{verdicts}");
+    for name in ["rollback", "warm", "contexts", "vault", "guard", "trace", "run", "orbit", "orc", "orthros"]
+    {
+        let line = verdicts.lines().find(|line| line.starts_with(&format!("{name}:"))).unwrap();
+        assert!(["ready", "limited", "needs"].iter().any(|word| line.contains(word)), "{line}");
+    }
+    assert!(!verdicts.contains("userfaultfd ") && verdicts.contains("--facts"), "{verdicts}");
+}
+
+#[test]
+fn a_check_has_the_verdict_in_its_exit_status() {
+    let check = |name: &str, prepare: &dyn Fn(&mut Command)| {
+        let mut command = doctor();
+        command.args(["--check", name]);
+        prepare(&mut command);
+        let output = command.output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["tasks"].as_array().unwrap().len(), 1);
+        let (state, reasons) = task(&report, name);
+        assert_eq!(output.status.code(), Some(i32::from(state == "needs")), "{name}: {reasons}");
+        (state.to_owned(), reasons)
+    };
+    let nothing = tempfile::tempdir().unwrap();
+    let (state, reasons) = check("orthros", &|command| {
+        command.env("PATH", nothing.path());
+    });
+    assert!(state == "needs" && reasons.contains("qemu-system-x86"), "{state}: {reasons}");
+    let (state, reasons) = check("orbit", &|command| {
+        command.env("ORRERY_TRACKER", "compare");
+    });
+    assert!(state == "limited" && reasons.contains("ORRERY_TRACKER=compare"), "{state}: {reasons}");
+}
+
+#[test]
+fn a_facility_that_is_taken_away_is_in_the_verdict() {
+    let all = [libc::SYS_seccomp, libc::SYS_landlock_create_ruleset, libc::SYS_userfaultfd];
+    let report = report(filtered(doctor(), &all, answer(libc::EPERM)));
+    let (state, reasons) = task(&report, "guard");
+    assert!(state == "needs" && reasons.contains("seccomp"), "{state}: {reasons}");
+    let (state, reasons) = task(&report, "rollback");
+    assert!(state == "limited" && reasons.contains("userfaultfd"), "{state}: {reasons}");
+}
+
+#[test]
+fn pairs_need_root() {
+    let (_folder, program) = public_copy();
+    let Some(command) = unprivileged(&program) else {
+        return;
+    };
+    let report = report(command);
+    let (state, reasons) = task(&report, "orthros");
+    assert!(state == "needs" && reasons.contains("\"root\""), "{state}: {reasons}");
 }

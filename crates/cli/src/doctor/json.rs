@@ -4,13 +4,26 @@ use orrery_probe::{Facility, System};
 use serde::Serialize;
 
 use super::plan::{Plan, Role};
+use super::tasks::Verdict;
 
 #[derive(Serialize)]
 struct Report<'a> {
+    /// Grows when a key changes its meaning or goes.
+    schema: u32,
+    tasks: Vec<Judged<'a>>,
     facilities: Vec<Row<'a>>,
     mechanisms: Vec<Mechanism<'a>>,
     /// What `ORRERY_TRACKER` holds.
     orrery_tracker: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Judged<'a> {
+    name: &'a str,
+    /// `ready`, `limited` or `needs`.
+    state: &'a str,
+    /// What is absent.
+    reasons: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -35,8 +48,17 @@ struct Mechanism<'a> {
     mechanism: &'a str,
 }
 
-pub(super) fn of(facilities: &[&Facility], plan: &Plan) -> serde_json::Result<String> {
+pub(super) fn of(verdicts: &[Verdict], facilities: &[&Facility], plan: &Plan) -> serde_json::Result<String> {
     let report = Report {
+        schema: 1,
+        tasks: verdicts
+            .iter()
+            .map(|verdict| Judged {
+                name: verdict.task.name,
+                state: verdict.state.word(),
+                reasons: &verdict.reasons,
+            })
+            .collect(),
         facilities: facilities.iter().map(|facility| row(facility)).collect(),
         mechanisms: plan.roles.iter().map(mechanism).collect(),
         orrery_tracker: plan.forced_tracker.as_deref(),
