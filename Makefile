@@ -4,8 +4,8 @@
 CARGO := scripts/cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-# Every program in bench/src/bin measures something, except these two.
-BENCHES := $(sort $(filter-out demo promises,$(basename $(notdir $(wildcard bench/src/bin/*.rs)))))
+# Every program in bench/src/bin measures something, except this one.
+BENCHES := $(sort $(filter-out promises,$(basename $(notdir $(wildcard bench/src/bin/*.rs)))))
 
 # Names the program that runs each test program, here one that ends it should it hang.
 ONE_TEST := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER
@@ -24,14 +24,12 @@ help: ## this list
 bootstrap: ## install what is missing to build Orrery
 	@scripts/bootstrap
 
-run: bootstrap ## build everything, then show the main job at work
-	$(CARGO) build --release --locked --workspace
-	@$(TARGET)/release/demo
-	@echo
-	@echo 'A key-value server while its auxiliary tasks, each in an orbit, crash, hang and starve:'
-	@$(MAKE) --no-print-directory -C examples/kv run CARGO_TARGET_DIR='$(abspath $(TARGET))' REQUESTS=60000
-	@echo
-	@$(TARGET)/release/orrery manager demo
+run: ## build what it shows, then show all five systems at work, a screen each: D='NAME ...' for some
+	@scripts/bootstrap --only run
+	@# A pair of machines is shown where QEMU is; elsewhere the tour names what it lacks.
+	$(CARGO) build --release --locked -p orrery-cli -p orrery-manager -p orrery-warm $(if $(shell command -v qemu-system-x86_64),-p orrery-orthros-guest)
+	@$(TARGET)/release/orrery demo $(D)
+	@$(if $(D),,$(TARGET)/release/orrery manager demo)
 
 # What is installed is built by who may build, and installed by who may install: `make build && sudo make install`.
 BUILD := $(TARGET)/dist

@@ -62,6 +62,18 @@ impl Chosen {
     }
 }
 
+pub(crate) use self::tasks::is_installed;
+
+/// Returns what a task needs and does not have here; nothing if it works.
+pub(crate) fn obstacles(task: &str) -> Vec<String> {
+    let verdicts = tasks::judge(&orrery_probe::all(), None);
+    let verdict = verdicts.into_iter().find(|verdict| verdict.task.name == task);
+    verdict
+        .filter(|verdict| verdict.state == tasks::State::No)
+        .map(|verdict| verdict.reasons)
+        .unwrap_or_default()
+}
+
 /// Tries every facility and prints the report.
 ///
 /// # Errors

@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod debug;
+mod demo;
 mod doctor;
 mod faults;
 mod generate;
@@ -40,6 +41,7 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Debug(debug::Arguments),
+    Demo(demo::Arguments),
     Doctor(doctor::Arguments),
     Faults(faults::Arguments),
     #[command(hide = true)]
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
     log::start(&arguments.log);
     let result = match arguments.command {
         Command::Debug(arguments) => debug::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Faults(arguments) => faults::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),

@@ -256,7 +256,8 @@ fn is_met(check: &Check, tried: &[Facility]) -> bool {
     }
 }
 
-fn is_installed(name: &str) -> bool {
+/// Returns whether a program is in `PATH`, or in the directories of administrators.
+pub(crate) fn is_installed(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let administrators = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
     std::env::split_paths(&path)
