@@ -296,7 +296,12 @@ mod tests {
         let mut shell = shell.stderr(Stdio::null()).spawn().expect("a shell");
         let mut input = shell.stdin.take().expect("a pipe");
         let mut output = BufReader::new(shell.stdout.take().expect("a pipe")).lines();
-        let Some(faults) = Faults::attach(i32::try_from(shell.id()).expect("a PID")) else { return };
+        let attached = Faults::attach(i32::try_from(shell.id()).expect("a PID"));
+        let Some(faults) = attached else {
+            drop(input);
+            shell.wait().expect("the shell's parent waits for it");
+            return;
+        };
         let mut answer = |line: &str| {
             writeln!(input, "{line}").expect("the shell reads");
             output.next().expect("the shell lives").expect("text")
