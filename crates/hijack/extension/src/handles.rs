@@ -5,7 +5,7 @@
 //! or an attack, and aborts the run. A handle that *was* granted and is revoked fails with `GONE`: its user has done nothing wrong.
 //!
 //! The tag is a protection against mistakes, not a secret: whatever number a module makes up, it reaches only what this very
-//! extension was granted. That is what [`Table::look_up`] guarantees.
+//! extension was granted. That is what looking up a handle in the table guarantees.
 
 use std::collections::VecDeque;
 
