@@ -55,7 +55,7 @@ test: check ## formatting, lints, documentation without warnings, all tests
 	@# The C library and the programs that tests start, which no test would have built.
 	$(CARGO) build --workspace --locked
 	$(ONE_TEST)='timeout --foreground --kill-after=10 8m' \
-	    scripts/bounded 35m $(CARGO) test --workspace --locked
+	    scripts/bounded 50m $(CARGO) test --workspace --locked
 	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) test --release --manifest-path fuzz/Cargo.toml --locked
 	@# The same inputs each time, so that a failure can be had again.
 	scripts/bounded 15m scripts/fuzz --stable --seed 1
