@@ -209,13 +209,10 @@ pub(super) fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<Arrival>,
     Ok(Some(arrival))
 }
 
-/// Answers a request. Whoever does not take its answer at once gets none, but an end of file: a spare that was forked meanwhile has
-/// the socket open, too.
+/// Answers a request. Whoever does not take its answer at once gets none.
 pub(super) fn answer(to: Option<&OwnedFd>, answer: Answer<'_>, fds: &[BorrowedFd<'_>]) {
-    if let Some(to) = to
-        && send(to.as_fd(), &encode_answer(answer), fds, false).is_err()
-    {
-        let _ = rustix::net::shutdown(to, rustix::net::Shutdown::Both);
+    if let Some(to) = to {
+        let _ = send(to.as_fd(), &encode_answer(answer), fds, false);
     }
 }
 
