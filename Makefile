@@ -10,6 +10,11 @@ BENCHES := $(sort $(filter-out promises,$(basename $(notdir $(wildcard bench/src
 # Names the program that runs each test program, here one that ends it should it hang.
 ONE_TEST := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER
 
+# The compilers that the pass is for, as far as they are installed; `make test` tries the first, `make soak` all.
+CLS_LLVMS := $(strip $(foreach version,14 15 16 17 18 19,$(if $(and $(wildcard /usr/bin/clang-$(version)),$(wildcard \
+    /usr/lib/llvm-$(version)/include/llvm/IR/Module.h)),$(version))))
+CLS_LLVM := $(firstword $(CLS_LLVMS))
+
 MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
@@ -56,6 +61,8 @@ test: check ## formatting, lints, documentation without warnings, all tests
 	$(CARGO) build --workspace --locked
 	$(ONE_TEST)='timeout --foreground --kill-after=10 8m' \
 	    scripts/bounded 50m $(CARGO) test --workspace --locked
+	@$(if $(CLS_LLVM),,echo 'SKIPPED: the compiler pass: there is no clang of 14 to 19 with the headers of LLVM' >&2)
+	$(if $(CLS_LLVM),scripts/bounded 10m $(MAKE) --no-print-directory -C passes/cls test BUILD='$(abspath $(TARGET))/debug/cls' LLVM='$(CLS_LLVM)')
 	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) test --release --manifest-path fuzz/Cargo.toml --locked
 	@# The same inputs each time, so that a failure can be had again.
 	scripts/bounded 15m scripts/fuzz --stable --seed 1
@@ -117,6 +124,8 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-context --test contexts -- snapshots_in_a_row_do_not_add_up
 	ORRERY_MODULES=$(or $(MODULES),1000000) ORRERY_SEED=$(or $(SEED),1) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-extension --test random_modules
+	ORRERY_WHOLE=1 scripts/bounded 60m $(MAKE) --no-print-directory -C passes/cls test BUILD='$(abspath $(TARGET))/debug/cls' LLVM='$(CLS_LLVMS)'
+	ORRERY_CASES=200 scripts/bounded 20m $(CARGO) test --locked -p orrery-orc-instance --test sqlite
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
 	scripts/bounded 20m $(CARGO) test --locked -p orrery-hijack --test stacks

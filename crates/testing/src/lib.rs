@@ -1,8 +1,10 @@
 //! Helpers that the tests of several crates share: reports of skipped tests, cases in processes of their own, programs of
-//! the workspace, compiled C sources, system calls that fail, conditions to wait for, and files that other users can read.
+//! the workspace, compiled C sources, libraries built with the compiler pass, system calls that fail, conditions to wait
+//! for, and files that other users can read.
 
 mod build;
 mod cases;
+pub mod cls;
 pub mod faults;
 pub mod mariadb;
 pub mod sources;

@@ -1,0 +1,64 @@
+//! What a library that was built with the pass shows, and what it is given: `passes/cls/runtime/cls.h`.
+
+use std::ffi::{c_char, c_void};
+
+/// The version that this crate and the pass have in common.
+pub(crate) const VERSION: u32 = 1;
+
+/// `struct orrery_cls_thread`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    pub(crate) delta: isize,
+    pub(crate) block: *mut c_char,
+    pub(crate) instance: *mut c_void,
+    pub(crate) blocks: *mut c_void,
+}
+
+/// `struct orrery_cls_host`.
+#[repr(C)]
+pub(crate) struct Host {
+    pub(crate) heap_start: usize,
+    pub(crate) heap_size: usize,
+    pub(crate) allocate: unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void,
+    pub(crate) release: unsafe extern "C" fn(*mut c_void, *mut c_void),
+    pub(crate) resize: unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> *mut c_void,
+    pub(crate) usable_size: unsafe extern "C" fn(*mut c_void, *mut c_void) -> usize,
+    pub(crate) thread_starts: unsafe extern "C" fn(*mut c_void),
+    pub(crate) thread_ends: unsafe extern "C" fn(*mut c_void, *mut Words),
+}
+
+/// `struct orrery_cls_own`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub(crate) instance: *mut c_void,
+    pub(crate) exits: *mut c_void,
+    pub(crate) blocks: *mut c_void,
+}
+
+/// `struct orrery_cls_unit`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) alignment: u32,
+    pub(crate) distance: i32,
+}
+
+/// `struct orrery_cls_descriptor`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Descriptor {
+    pub(crate) version: u32,
+    pub(crate) size: u32,
+    pub(crate) extent: unsafe extern "C" fn(*mut *mut u8, *mut *mut u8),
+    pub(crate) units: *const Unit,
+    pub(crate) units_end: *const Unit,
+    pub(crate) pristine: unsafe extern "C" fn(*mut usize) -> *const u8,
+    pub(crate) thread: unsafe extern "C" fn() -> *mut Words,
+    pub(crate) set_host: unsafe extern "C" fn(*const Host),
+    pub(crate) construct: unsafe extern "C" fn(),
+    pub(crate) destruct: unsafe extern "C" fn(),
+    pub(crate) forget: unsafe extern "C" fn(),
+    pub(crate) own: *mut Own,
+}

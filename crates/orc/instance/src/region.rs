@@ -1,0 +1,133 @@
+//! The address space in which all instances have their state and their heaps.
+//!
+//! It is reserved once, as one mapping, so that ten thousand instances need no mapping of their own, and so that "is this
+//! address an instance's?" is one comparison. It is handed out in runs of whole [`GRANULE`]s; memory is only what is
+//! written.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+use crate::error::{Error, Result};
+
+/// The unit in which address space is handed out, in bytes.
+pub(crate) const GRANULE: usize = 64 << 10;
+
+/// How much is asked for, largest first: RLIMIT_AS and strict overcommit bound it.
+const SIZES: [usize; 6] = [1 << 40, 64 << 30, 8 << 30, 1 << 30, 256 << 20, 64 << 20];
+
+/// Some granules in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Run {
+    pub(crate) fn contains(self, address: usize) -> bool {
+        address.wrapping_sub(self.start) < self.len
+    }
+
+    pub(crate) fn pointer(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.start)
+    }
+
+    /// Makes its memory zero, and gives the pages to the kernel.
+    pub(crate) fn clear(self) {
+        // SAFETY: the run is part of the region, and its owner gives up what is in it.
+        let cleared = unsafe { madvise(self.pointer().cast(), self.len, Advice::LinuxDontNeed) };
+        if cleared.is_err() {
+            // SAFETY: as above; the memory is writable.
+            unsafe { self.pointer().write_bytes(0, self.len) };
+        }
+    }
+}
+
+/// The reserved address space.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) whole: Run,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    /// What was never handed out begins here.
+    next: usize,
+    /// What was returned, by length.
+    returned: BTreeMap<usize, Vec<usize>>,
+}
+
+/// Returns the region of this process, which lives as long as that does.
+pub(crate) fn region() -> Result<&'static Region> {
+    static REGION: OnceLock<Region> = OnceLock::new();
+    static MAKING: Mutex<()> = Mutex::new(());
+    if let Some(region) = REGION.get() {
+        return Ok(region);
+    }
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(region) = REGION.get() {
+        return Ok(region);
+    }
+    let made = Region::reserve()?;
+    Ok(REGION.get_or_init(|| made))
+}
+
+impl Region {
+    fn reserve() -> Result<Self> {
+        let mut last = Errno::NOMEM;
+        for size in SIZES {
+            let (access, flags) =
+                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+            // SAFETY: a mapping at an address of the kernel's choice takes nothing from anybody.
+            match unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, flags) } {
+                Ok(at) => {
+                    // Huge pages would give each instance 2 MiB; a kernel without them has no objection either.
+                    // SAFETY: it is the mapping just made.
+                    let _ = unsafe { madvise(at, size, Advice::LinuxNoHugepage) };
+                    let start = at.expose_provenance().next_multiple_of(GRANULE);
+                    let len = (at.addr() + size - start) / GRANULE * GRANULE;
+                    let free = Mutex::new(Free { next: start, returned: BTreeMap::new() });
+                    return Ok(Self { whole: Run { start, len }, free });
+                }
+                Err(errno) => last = errno,
+            }
+        }
+        Err(Error::AddressSpace { bytes: SIZES[SIZES.len() - 1], errno: last })
+    }
+
+    /// Returns a run of at least `len` bytes, which are zero.
+    pub(crate) fn take(&self, len: usize) -> Result<Run> {
+        let none = Error::AddressSpace { bytes: len, errno: Errno::NOMEM };
+        let Some(len) = len.checked_next_multiple_of(GRANULE).filter(|len| *len <= self.whole.len) else {
+            return Err(none);
+        };
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = free.returned.range(len..).find(|(_, starts)| !starts.is_empty()).map(|(size, _)| *size);
+        // A much longer run is left for who needs that.
+        let left = self.whole.start + self.whole.len - free.next;
+        if let Some(size) = fits.filter(|size| *size == len || left < len)
+            && let Some(start) = free.returned.get_mut(&size).and_then(Vec::pop)
+        {
+            if size > len {
+                free.returned.entry(size - len).or_default().push(start + len);
+            }
+            return Ok(Run { start, len });
+        }
+        if left < len {
+            return Err(none);
+        }
+        let start = free.next;
+        free.next += len;
+        Ok(Run { start, len })
+    }
+
+    /// Takes a run back.
+    pub(crate) fn give(&self, run: Run) {
+        run.clear();
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.returned.entry(run.len).or_default().push(run.start);
+    }
+}

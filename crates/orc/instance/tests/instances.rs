@@ -1,0 +1,424 @@
+//! What instances of a library do, and do not do to each other.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use common::{Number, built, function};
+use orrery_orc_instance::{Error, Instance, Library, Options};
+
+fn state() -> Option<Library> {
+    Some(Library::load(built("state.c")?).unwrap())
+}
+
+fn number(library: &Library, name: &CStr) -> Number {
+    // SAFETY: the tests name functions of this type.
+    unsafe { function(library, name) }
+}
+
+fn call(instance: &mut Instance, function: Number) -> i32 {
+    instance.enter().unwrap().run(|| function())
+}
+
+#[test]
+fn state_is_apart() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    let (mut one, mut two) = (library.create().unwrap(), library.create().unwrap());
+    for round in 0..10 {
+        assert_eq!(call(&mut one, next), 2 + round);
+        assert_eq!(call(&mut two, next), 2 + round);
+    }
+    // SAFETY: these are their types.
+    let (get, set): (extern "C" fn(i32) -> i32, extern "C" fn(i32, i32)) =
+        unsafe { (function(&library, c"get"), function(&library, c"set")) };
+    one.enter().unwrap().run(|| set(99, 7));
+    assert_eq!(two.enter().unwrap().run(|| get(99)), 0);
+    assert_eq!(one.enter().unwrap().run(|| (get(0), get(99))), (1, 7));
+    // SAFETY: that is its type.
+    let distance: extern "C" fn() -> i64 = unsafe { function(&library, c"past_distance") };
+    assert_eq!(one.enter().unwrap().run(|| distance()), 100);
+    assert!(library.relocations() >= 2 && library.state_len() > 5400, "{library:?}");
+}
+
+#[test]
+fn variables_have_addresses_per_instance() {
+    let Some(library) = state() else { return };
+    let (mut one, two) = (library.create().unwrap(), library.create().unwrap());
+    call(&mut one, number(&library, c"next"));
+    let read = |instance: &Instance, name| {
+        let variable = instance.variable(name).unwrap().cast::<i32>();
+        // SAFETY: it is an int.
+        (variable, unsafe { variable.read() })
+    };
+    assert_eq!(read(&one, c"counter").1, 2);
+    assert_eq!(read(&two, c"counter").1, 1);
+    assert_eq!(read(&one, c"everybody").0, read(&two, c"everybody").0);
+    assert!(read(&one, c"everybody").1 > 0);
+    let error = one.variable(c"nothing").unwrap_err();
+    assert_eq!(error.to_string(), "cannot find symbol nothing: the library has none of this name");
+}
+
+#[test]
+fn constructors_run_in_each_instance() {
+    let Some(library) = state() else { return };
+    let times = number(&library, c"times_constructed");
+    assert_eq!(times(), 1);
+    let mut one = library.create().unwrap();
+    assert_eq!(call(&mut one, times), 1);
+    one.reset().unwrap();
+    assert_eq!(call(&mut one, times), 1);
+}
+
+#[test]
+fn a_reset_instance_is_as_at_first() {
+    let Some(library) = state() else { return };
+    // SAFETY: that is its type.
+    let append: extern "C" fn(*const c_char) -> *const c_char = unsafe { function(&library, c"append") };
+    let next = number(&library, c"next");
+    let mut one = library.create().unwrap();
+    for _ in 0..3 {
+        assert_eq!(call(&mut one, next), 2);
+        let text = one.enter().unwrap().run(|| append(c"some text".as_ptr()));
+        // SAFETY: it is a C string of the instance.
+        assert_eq!(unsafe { CStr::from_ptr(text) }, c"some text");
+        one.reset().unwrap();
+    }
+}
+
+#[test]
+fn thread_locals_are_one_per_thread_and_instance() {
+    let Some(library) = state() else { return };
+    let next_local = number(&library, c"next_local");
+    let (mut one, mut two) = (library.create().unwrap(), library.create().unwrap());
+    assert_eq!((call(&mut one, next_local), call(&mut one, next_local)), (5, 6));
+    assert_eq!(call(&mut two, next_local), 5);
+    let mut one = std::thread::spawn(move || {
+        assert_eq!(call(&mut one, next_local), 5);
+        one
+    })
+    .join()
+    .unwrap();
+    assert_eq!(call(&mut one, next_local), 7);
+    // Through a thread-local pointer to state, all threads wrote to that of the instance.
+    // SAFETY: that is its type.
+    let get: extern "C" fn(i32) -> i32 = unsafe { function(&library, c"get") };
+    assert_eq!((one.enter().unwrap().run(|| get(1)), two.enter().unwrap().run(|| get(1))), (6, 3));
+    assert_eq!(next_local(), 5);
+}
+
+#[test]
+fn threads_of_a_library_are_in_the_instance_that_made_them() {
+    let Some(library) = state() else { return };
+    let (mut one, mut two) = (library.create().unwrap(), library.create().unwrap());
+    let run_thread = number(&library, c"run_thread");
+    assert_eq!(call(&mut one, run_thread), 1001);
+    assert_eq!(call(&mut one, run_thread), 2001);
+    assert_eq!(call(&mut two, run_thread), 1001);
+    one.destroy().unwrap();
+}
+
+#[test]
+fn an_instance_with_threads_is_not_destroyed() {
+    let Some(library) = state() else { return };
+    let mut one = library.create().unwrap();
+    assert_eq!(call(&mut one, number(&library, c"start_waiting")), 0);
+    let (mut one, error) = one.destroy().unwrap_err();
+    assert_eq!(error.to_string(), "cannot destroy an instance: 1 of its threads run; end or join them first");
+    assert!(matches!(one.reset(), Err(Error::Threads { count: 1, .. })));
+    // SAFETY: that is its type.
+    let end: extern "C" fn() = unsafe { function(&library, c"end_waiting") };
+    one.enter().unwrap().run(|| end());
+    // A joined thread has ended, which the instance may learn a moment later: its keys' destructors ran before.
+    one.destroy().unwrap();
+}
+
+#[test]
+fn threads_are_attached() {
+    let Some(library) = state() else { return };
+    let one = library.create().unwrap();
+    let next_local = number(&library, c"next_local");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                // SAFETY: the function uses what the thread has for itself; the counter is not looked at.
+                let attached = unsafe { one.attach() }.unwrap();
+                assert_eq!((next_local(), next_local()), (5, 6));
+                // SAFETY: as above.
+                assert!(matches!(unsafe { one.attach() }, Err(Error::Attached)));
+                drop(attached);
+                assert!(one.detach().is_err());
+            });
+        }
+    });
+    one.destroy().unwrap();
+}
+
+static INNER: std::sync::Mutex<Option<(Instance, Number)>> = std::sync::Mutex::new(None);
+
+extern "C" fn enters_another(n: i32) -> i32 {
+    let mut inner = INNER.lock().unwrap();
+    let Some((instance, next)) = &mut *inner else { return 0 };
+    for _ in 0..n {
+        call(instance, *next);
+    }
+    call(instance, *next)
+}
+
+#[test]
+fn callbacks_come_back_to_their_instance() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    let mut outer = library.create().unwrap();
+    *INNER.lock().unwrap() = Some((library.create().unwrap(), next));
+    // SAFETY: these are their types.
+    let (set, call_back): (extern "C" fn(extern "C" fn(i32) -> i32), extern "C" fn(i32) -> i32) =
+        unsafe { (function(&library, c"set_callback"), function(&library, c"call_back")) };
+    outer.enter().unwrap().run(|| set(enters_another));
+    assert_eq!(outer.enter().unwrap().run(|| call_back(5)), 7);
+    assert_eq!(call(&mut outer, next), 2);
+    // A callback that calls the library itself is in the instance that called it.
+    extern "C" fn calls(_: i32) -> i32 {
+        NEXT.with(|next| next.get().map_or(0, |next| next()))
+    }
+    thread_local!(static NEXT: std::cell::Cell<Option<Number>> = const { std::cell::Cell::new(None) });
+    NEXT.set(Some(next));
+    outer.enter().unwrap().run(|| set(calls));
+    assert_eq!(outer.enter().unwrap().run(|| call_back(0)), 4);
+    INNER.lock().unwrap().take();
+}
+
+#[test]
+fn guards_may_end_in_any_order() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    let (mut one, mut two, mut three) =
+        (library.create().unwrap(), library.create().unwrap(), library.create().unwrap());
+    let outer = one.enter().unwrap();
+    assert_eq!(next(), 2);
+    let middle = two.enter().unwrap();
+    let inner = three.enter().unwrap();
+    drop(middle);
+    assert_eq!(next(), 2);
+    drop(outer);
+    assert_eq!(next(), 3);
+    let own = number(&library, c"times_constructed");
+    drop(inner);
+    assert_eq!(own(), 1);
+    assert_eq!((call(&mut one, next), call(&mut two, next), call(&mut three, next)), (3, 2, 4));
+}
+
+#[test]
+fn a_panic_leaves_the_instance() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    let mut one = library.create().unwrap();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        one.enter().unwrap().run(|| -> i32 { panic!("in the instance, at {}", next()) })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(call(&mut one, next), 3);
+}
+
+#[test]
+fn what_was_not_left_is_reported() {
+    let Some(library) = state() else { return };
+    let mut one = library.create().unwrap();
+    // As longjmp(3) would.
+    std::mem::forget(one.enter().unwrap());
+    let error = one.enter().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot enter an instance: a thread has entered it, this one; leave it first, also where longjmp or an \
+         exception passed by"
+    );
+    assert!(matches!(one.reset(), Err(Error::Entered { own: true, .. })));
+    let (one, error) = one.destroy().unwrap_err();
+    assert!(matches!(error, Error::Entered { own: true, .. }), "{error}");
+    let one = std::thread::spawn(move || {
+        assert!(matches!(one.leave(), Err(Error::NotInnermost { entered: false })));
+        // SAFETY: it fails.
+        assert!(matches!(unsafe { one.enter_unguarded() }, Err(Error::Entered { own: false, .. })));
+        one
+    })
+    .join()
+    .unwrap();
+    let mut two = library.create().unwrap();
+    let inner = two.enter().unwrap();
+    let error = one.leave().unwrap_err();
+    assert!(error.to_string().contains("entered another instance of the library since"), "{error}");
+    drop(inner);
+    one.leave().unwrap();
+    assert!(one.leave().is_err());
+    one.destroy().unwrap();
+}
+
+#[test]
+fn an_instance_that_was_not_left_stays() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    std::thread::spawn(move || {
+        let mut one = library.create().unwrap();
+        std::mem::forget(one.enter().unwrap());
+        drop(one);
+        // The thread is in it still.
+        assert_eq!((next(), next()), (2, 3));
+        let mut two = library.create().unwrap();
+        assert_eq!(call(&mut two, next), 2);
+        assert_eq!(next(), 4);
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn jumps_within_a_library_stay_in_the_instance() {
+    let Some(library) = state() else { return };
+    let mut one = library.create().unwrap();
+    call(&mut one, number(&library, c"next"));
+    // SAFETY: that is its type.
+    let jump: extern "C" fn(i32) -> i32 = unsafe { function(&library, c"jump_within") };
+    assert_eq!(one.enter().unwrap().run(|| jump(40)), 42);
+}
+
+static ENDED: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn ended(counter: i32) {
+    ENDED.store(counter, Ordering::Relaxed);
+}
+
+#[test]
+fn functions_at_exit_run_when_the_instance_ends() {
+    let Some(library) = state() else { return };
+    // SAFETY: that is its type.
+    let note_end: extern "C" fn(extern "C" fn(i32)) = unsafe { function(&library, c"note_end") };
+    let mut one = library.create().unwrap();
+    one.enter().unwrap().run(|| note_end(ended));
+    for _ in 0..5 {
+        call(&mut one, number(&library, c"next"));
+    }
+    assert_eq!(ENDED.load(Ordering::Relaxed), 0);
+    one.destroy().unwrap();
+    assert_eq!(ENDED.load(Ordering::Relaxed), 6);
+}
+
+#[test]
+fn a_heap_has_a_limit_and_ends_with_its_instance() {
+    let Some(path) = built("state.c") else { return };
+    // Another file is another library, whose options are its own.
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("limited.so");
+    std::fs::copy(path, &copy).unwrap();
+    let library = Library::load_with(&copy, Options { heap_limit: 1 << 20, ..Options::default() }).unwrap();
+    // SAFETY: that is its type.
+    let allocate: extern "C" fn(usize) -> *mut c_void = unsafe { function(&library, c"allocate") };
+    for _ in 0..50 {
+        let mut one = library.create().unwrap();
+        one.enter().unwrap().run(|| {
+            let got = (0..1000).take_while(|_| !allocate(4096).is_null()).count();
+            assert!((150..256).contains(&got), "{got} times 4 KiB of 1 MiB");
+        });
+    }
+}
+
+#[test]
+fn large_states_are_mapped_and_share_what_is_not_written() {
+    let Some(path) = built("large.c") else { return };
+    let library = Library::load_with(path, Options { map_state: Some(true), ..Options::default() }).unwrap();
+    assert!(library.maps_state());
+    // SAFETY: these are their types.
+    let (at, put, put_last): (
+        extern "C" fn(i32) -> c_char,
+        extern "C" fn(i32, c_char),
+        extern "C" fn(c_char),
+    ) = unsafe { (function(&library, c"at"), function(&library, c"put"), function(&library, c"put_last")) };
+    let mut instances: Vec<Instance> = (0..50).map(|_| library.create().unwrap()).collect();
+    for (number, instance) in instances.iter_mut().enumerate() {
+        let mark = c_char::try_from(number).unwrap();
+        instance.enter().unwrap().run(|| {
+            put(500_000, mark);
+            put_last(mark + 1);
+        });
+    }
+    for (number, instance) in instances.iter_mut().enumerate() {
+        let mark = c_char::try_from(number).unwrap();
+        let got = instance.enter().unwrap().run(|| (at(0), at(500_000), at((1 << 20) - 1), at(9)));
+        assert_eq!(got, (97, mark, mark + 1, 0));
+        instance.reset().unwrap();
+        assert_eq!(instance.enter().unwrap().run(|| (at(0), at(500_000))), (97, 0));
+    }
+}
+
+#[test]
+fn snapshots_are_restored_and_copied() {
+    let Some(library) = state() else { return };
+    // SAFETY: that is its type.
+    let append: extern "C" fn(*const c_char) -> *const c_char = unsafe { function(&library, c"append") };
+    let next = number(&library, c"next");
+    let text = |instance: &mut Instance, more: &str| {
+        let more = CString::new(more).unwrap();
+        let text = instance.enter().unwrap().run(|| append(more.as_ptr()));
+        // SAFETY: it is a C string of the instance.
+        unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
+    };
+    let mut one = library.create().unwrap();
+    call(&mut one, next);
+    text(&mut one, "before");
+    let snapshot = one.snapshot().unwrap();
+    for _ in 0..3 {
+        assert_eq!(text(&mut one, " and after"), "before and after");
+        text(&mut one, &"long ".repeat(100_000));
+        assert_eq!(call(&mut one, next), 3);
+        one.restore(&snapshot).unwrap();
+    }
+    one.reset().unwrap();
+    one.restore(&snapshot).unwrap();
+    assert_eq!(call(&mut one, next), 3);
+    // SAFETY: the library's pointers are whole words.
+    let mut copies: Vec<Instance> = (0..20).map(|_| unsafe { snapshot.create() }.unwrap()).collect();
+    assert_eq!(text(&mut one, "."), "before.");
+    for (number, copy) in copies.iter_mut().enumerate() {
+        assert_eq!(text(copy, &number.to_string()), format!("before{number}"));
+        assert_eq!(call(copy, next), 3);
+        assert!(matches!(copy.restore(&snapshot), Err(Error::Foreign)));
+    }
+    one.destroy().unwrap();
+    // What a snapshot has does not end with its instance.
+    // SAFETY: as above.
+    assert_eq!(text(&mut unsafe { snapshot.create() }.unwrap(), "!"), "before!");
+}
+
+#[test]
+fn objects_of_classes_are_apart() {
+    let Some(path) = built("objects.cc") else { return };
+    let library = Library::load(path).unwrap();
+    // SAFETY: these are their types.
+    let (put, fails): (extern "C" fn(*const c_char, i32) -> i32, extern "C" fn(i32) -> i32) =
+        unsafe { (function(&library, c"put"), function(&library, c"fails")) };
+    let (lazily, extend) = (number(&library, c"lazily"), number(&library, c"extend"));
+    let (mut one, mut two) = (library.create().unwrap(), library.create().unwrap());
+    assert_eq!(one.enter().unwrap().run(|| (put(c"a".as_ptr(), 1), put(c"b".as_ptr(), 2))), (2, 3));
+    assert_eq!(two.enter().unwrap().run(|| put(c"c".as_ptr(), 1)), 2);
+    assert_eq!((call(&mut one, lazily), call(&mut two, lazily), lazily()), (3, 2, 1));
+    assert_eq!((call(&mut one, extend), call(&mut one, extend), call(&mut two, extend)), (6, 7, 6));
+    assert_eq!(one.enter().unwrap().run(|| (fails(9), fails(9), fails(2))), (-1, -2, 2));
+    assert_eq!(two.enter().unwrap().run(|| fails(9)), -1);
+    one.destroy().unwrap();
+    // A thread that ends after an instance in which it has objects.
+    let mut two = std::thread::spawn(move || {
+        assert_eq!(call(&mut two, extend), 6);
+        two
+    })
+    .join()
+    .unwrap();
+    assert_eq!(call(&mut two, extend), 7);
+    std::thread::spawn(move || {
+        assert_eq!(call(&mut two, extend), 6);
+        two.destroy().unwrap();
+    })
+    .join()
+    .unwrap();
+}

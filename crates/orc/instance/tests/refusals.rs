@@ -1,0 +1,117 @@
+//! What cannot have instances is refused, with a reason.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use orrery_orc_instance::{Error, Library};
+
+fn compile(driver: &Path, text: &str, name: &str, flags: &[&str], directory: &Path) -> PathBuf {
+    let (source, output) = (directory.join(format!("{name}.c")), directory.join(format!("{name}.so")));
+    std::fs::write(&source, text).unwrap();
+    let mut command = Command::new(driver);
+    command.args(["-shared", "-fPIC", "-O1"]).arg(&source).args(flags).arg("-o").arg(&output);
+    let result = command.output().unwrap();
+    assert!(result.status.success(), "{command:?}: {}", String::from_utf8_lossy(&result.stderr));
+    output
+}
+
+fn refusal(path: &Path) -> Error {
+    Library::load(path).map(drop).unwrap_err()
+}
+
+#[test]
+fn what_is_no_such_library_is_refused() {
+    let Some(pass) = orrery_testing::cls::pass() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (here, driver) = (directory.path(), pass.join("bin/orrery-cc"));
+    let text = "int state = 1; int *get(void) { return &state; }";
+
+    assert!(matches!(refusal(&here.join("absent.so")), Error::Open { .. }));
+    let no_elf = here.join("text.so");
+    std::fs::write(&no_elf, "no library").unwrap();
+    assert!(matches!(refusal(&no_elf), Error::Elf { .. }));
+    assert!(matches!(
+        refusal(&std::env::current_exe().unwrap()),
+        Error::NotBuilt { .. } | Error::Mixed { .. }
+    ));
+
+    let plain = compile(Path::new("clang"), text, "plain", &[], here);
+    let error = refusal(&plain);
+    assert!(matches!(error, Error::NotBuilt { .. }));
+    assert!(
+        error.to_string().ends_with("it was not built for instances; build it with orrery-cc"),
+        "{error}"
+    );
+
+    let plain_unit = here.join("unit.o");
+    let unit = here.join("unit.c");
+    std::fs::write(&unit, "long more[20] = {1}; long *get_more(void) { return more; }").unwrap();
+    let built =
+        Command::new("clang").args(["-c", "-fPIC"]).arg(&unit).arg("-o").arg(&plain_unit).status().unwrap();
+    assert!(built.success());
+    let mixed = compile(&driver, text, "mixed", &[plain_unit.to_str().unwrap()], here);
+    let error = refusal(&mixed);
+    // The array is aligned after what the compiler's start files have there.
+    assert!(
+        matches!(&error, Error::Mixed { section, bytes: 160..=200, .. } if section == ".data"),
+        "{error}"
+    );
+
+    let stack = compile(&driver, text, "stack", &["-Wl,-z,execstack"], here);
+    assert!(matches!(refusal(&stack), Error::ExecutableStack { .. }));
+
+    let assembly = here.join("text.s");
+    std::fs::write(
+        &assembly,
+        ".globl f\nf: movabs $get, %rax\nret\n.section .note.GNU-stack,\"\",@progbits\n",
+    )
+    .unwrap();
+    let relocated = compile(&driver, text, "relocated", &["-Wl,-z,notext", assembly.to_str().unwrap()], here);
+    assert!(matches!(refusal(&relocated), Error::TextRelocations { .. }), "{}", refusal(&relocated));
+
+    let broken =
+        compile(&driver, "int nowhere(void); int get(void) { return nowhere(); }", "broken", &[], here);
+    let error = refusal(&broken);
+    assert!(matches!(&error, Error::Load { cause, .. } if cause.contains("nowhere")), "{error}");
+
+    // What fails leaves nothing: the library that is right loads, twice as one.
+    let good = compile(&driver, text, "good", &[], here);
+    let (one, two) = (Library::load(&good).unwrap(), Library::load(&good).unwrap());
+    assert_eq!(one.symbol(c"get").unwrap(), two.symbol(c"get").unwrap());
+}
+
+#[test]
+fn truncated_files_are_refused() {
+    let Some(path) = common::built("state.c") else { return };
+    let bytes = std::fs::read(path).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let cut = directory.path().join("cut.so");
+    for part in [0, 1, 16, 63, 64, 200, 1000, bytes.len() / 2, bytes.len() - 100] {
+        std::fs::write(&cut, &bytes[..part]).unwrap();
+        let error = refusal(&cut);
+        assert!(
+            matches!(error, Error::Elf { .. } | Error::NotBuilt { .. } | Error::Mixed { .. }),
+            "{part}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_library_that_was_used_before_is_refused() {
+    let Some(pass) = orrery_testing::cls::pass() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let text = "int state = 1; int next(void) { return state++; }";
+    let path = compile(&pass.join("bin/orrery-cc"), text, "used", &[], directory.path());
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: loading a library without constructors.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null());
+    assert!(matches!(refusal(&path), Error::Loaded { .. }));
+    // SAFETY: it is open.
+    unsafe { libc::dlclose(handle) };
+    Library::load(&path).unwrap();
+}

@@ -1,0 +1,118 @@
+//! Libraries that tests build with the compiler pass of `passes/cls`, and the sources of known ones.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::build::{root, target_directory};
+
+/// The versions of LLVM that the pass is for.
+const LLVM: [u32; 6] = [14, 15, 16, 17, 18, 19];
+
+/// Builds the pass, if need be, and returns the directory with `bin/orrery-cc`; says that the test is skipped where there is
+/// no LLVM that it is for.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn pass() -> Option<PathBuf> {
+    let there = |version: &u32| {
+        Path::new(&format!("/usr/lib/llvm-{version}/include/llvm/IR/Module.h")).exists()
+            && Path::new(&format!("/usr/bin/clang-{version}")).exists()
+    };
+    let Some(version) = LLVM.into_iter().find(there) else {
+        crate::skipped!("there is no clang of 14 to 19 with LLVM's headers");
+        return None;
+    };
+    let directory = target_directory().join("cls");
+    let _alone = lock(&directory);
+    run(Command::new("make")
+        .args(["-s", "-C"])
+        .arg(root().join("passes/cls"))
+        .arg(format!("LLVM={version}"))
+        .arg(format!("BUILD={}", directory.display())));
+    Some(directory)
+}
+
+/// Held while one process builds; others wait.
+fn lock(directory: &Path) -> File {
+    let made = std::fs::create_dir_all(directory).and_then(|()| File::create(directory.join("lock")));
+    let file = made.unwrap_or_else(|error| panic!("cannot create {}: {error}", directory.display()));
+    file.lock().unwrap_or_else(|error| panic!("cannot lock {}: {error}", directory.display()));
+    file
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Builds a shared library by `orrery-cc`, or plainly where `with_pass` is not set, unless that was done; returns its path.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn library(name: &str, sources: &[PathBuf], flags: &[&str], with_pass: bool) -> Option<PathBuf> {
+    let pass = pass()?;
+    let driver = if sources.iter().any(|source| source.extension().is_some_and(|end| end == "cc")) {
+        pass.join("bin/orrery-c++")
+    } else {
+        pass.join("bin/orrery-cc")
+    };
+    let _alone = lock(&pass);
+    let output = pass.join(format!("lib{name}.so"));
+    let mut command = if with_pass { Command::new(driver) } else { Command::new("clang") };
+    command.args(["-fPIC", "-shared"]).args(flags).args(sources).arg("-o").arg(&output);
+    let line = format!("{command:?}");
+    let record = output.with_extension("command");
+    let age = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    let parts = std::fs::read_dir(pass.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let newest = parts.chain(sources.iter().cloned()).filter_map(|path| age(&path)).max();
+    if age(&output) < newest || std::fs::read_to_string(&record).ok().as_ref() != Some(&line) {
+        run(&mut command);
+        std::fs::write(&record, line)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", record.display()));
+    }
+    Some(output)
+}
+
+/// Returns the directory of a package that Cargo.lock names, whose sources tests build.
+///
+/// # Panics
+/// If Cargo does not know it.
+#[must_use]
+pub fn package_directory(name: &str) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["metadata", "--format-version=1", "--locked", "--manifest-path"])
+        .arg(root().join("Cargo.toml"));
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    // "manifest_path":"/.../NAME-VERSION/Cargo.toml": this crate reads no JSON otherwise.
+    let found = text.split('"').find(|part| {
+        part.ends_with("/Cargo.toml")
+            && part.rsplit('/').nth(1).and_then(|directory| directory.strip_prefix(name)).is_some_and(
+                |rest| {
+                    rest.strip_prefix('-')
+                        .is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+                },
+            )
+    });
+    let found = found.unwrap_or_else(|| panic!("{command:?} names no {name}"));
+    Path::new(found).parent().map(Path::to_owned).unwrap_or_default()
+}
+
+/// Returns SQLite as one library, built with the pass or plainly.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn sqlite(level: &str, with_pass: bool) -> Option<PathBuf> {
+    let directory = package_directory("libsqlite3-sys").join("sqlite3");
+    let name =
+        format!("sqlite{}{}", level.trim_start_matches('-'), if with_pass { "-cls" } else { "-plain" });
+    let include = format!("-I{}", directory.display());
+    let flags = [level, "-w", "-DSQLITE_THREADSAFE=0", "-DSQLITE_OMIT_LOAD_EXTENSION", &include];
+    library(&name, &[directory.join("sqlite3.c")], &flags, with_pass)
+}
