@@ -115,6 +115,7 @@ fn main() {
                 "orrery/vault.h",
                 "orrery/orbit.h",
                 "orrery/object.h",
+                "orrery/instance.h",
                 "orrery/compat/lwc.h",
                 "orrery/compat/orbit.h",
                 "orrery/compat/orbit/orbit.h",

@@ -7,6 +7,7 @@ use orrery_domain::Error as DomainError;
 use orrery_memory::Error as MemoryError;
 use orrery_orbit::{AreaError, Error as OrbitError};
 use orrery_orc_client::{Error as ObjectError, Refusal};
+use orrery_orc_instance::Error as InstanceError;
 use orrery_rollback::Error as RollbackError;
 use orrery_sessions::Error as SessionsError;
 use orrery_vault::shared::Error as VaultError;
@@ -181,6 +182,31 @@ impl ToErrno for ObjectError {
             ObjectError::Range { .. } => libc::EINVAL,
             ObjectError::System { errno, .. } => errno.raw_os_error(),
             _ => libc::EPROTO,
+        }
+    }
+}
+
+impl ToErrno for InstanceError {
+    fn errno(&self) -> c_int {
+        match self {
+            InstanceError::Open { cause, .. } => cause.raw_os_error().unwrap_or(libc::EIO),
+            InstanceError::Elf { .. }
+            | InstanceError::NotBuilt { .. }
+            | InstanceError::Version { .. }
+            | InstanceError::Mixed { .. }
+            | InstanceError::TextRelocations { .. }
+            | InstanceError::ExecutableStack { .. }
+            | InstanceError::Load { .. } => libc::ENOEXEC,
+            InstanceError::Loaded { .. } => libc::EALREADY,
+            InstanceError::Symbol { .. } => libc::ENOENT,
+            InstanceError::AddressSpace { .. } => libc::ENOMEM,
+            InstanceError::System { errno, .. } => errno.raw_os_error(),
+            InstanceError::Entered { .. } | InstanceError::Threads { .. } | InstanceError::Attached => {
+                libc::EBUSY
+            }
+            InstanceError::NotInnermost { .. } => libc::EPERM,
+            InstanceError::Foreign => libc::EINVAL,
+            _ => libc::EIO,
         }
     }
 }
