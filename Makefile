@@ -11,9 +11,9 @@ BENCHES := $(sort $(filter-out promises,$(basename $(notdir $(wildcard bench/src
 ONE_TEST := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER
 
 # The compilers that the pass is for, as far as they are installed; `make test` tries the first, `make soak` all.
-CLS_LLVMS := $(strip $(foreach version,14 15 16 17 18 19,$(if $(and $(wildcard /usr/bin/clang-$(version)),$(wildcard \
+CLS_LLVMS = $(strip $(foreach version,14 15 16 17 18 19,$(if $(and $(wildcard /usr/bin/clang-$(version)),$(wildcard \
     /usr/lib/llvm-$(version)/include/llvm/IR/Module.h)),$(version))))
-CLS_LLVM := $(firstword $(CLS_LLVMS))
+CLS_LLVM = $(firstword $(CLS_LLVMS))
 
 MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
