@@ -359,6 +359,7 @@ impl Builder {
             next_call: 1,
             history: History::new(self.restart, created),
             phase: Phase::Up,
+            marked_since: None,
             cpu: CpuPin { allowed, pinned: None },
             memory_limit,
             memory_kills: 0,

@@ -41,6 +41,8 @@ pub enum Fault {
         /// What it says, shortened, if it is a `std::exception`.
         what: Option<String>,
     },
+    /// The task became another program (execve(2)), or ended its thread, and the orbit was killed.
+    Replaced,
     /// The task ran longer than it was allowed to, and the orbit was killed.
     TimeLimit {
         /// The limit.
@@ -108,6 +110,7 @@ impl fmt::Display for Fault {
             Self::Panicked { message } => write!(f, "panic: {message}"),
             Self::Exception { kind, what: Some(what) } => write!(f, "C++ exception {kind}: {what}"),
             Self::Exception { kind, what: None } => write!(f, "C++ exception {kind}"),
+            Self::Replaced => f.write_str("it executed another program, or ended its thread"),
             Self::TimeLimit { limit } => write!(f, "it ran longer than {limit:?}"),
             Self::MemoryLimit { bytes } => write!(f, "it needed more memory than its limit of {bytes} bytes"),
             Self::CpuLimit => f.write_str("it used up its processor time"),

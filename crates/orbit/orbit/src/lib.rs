@@ -47,6 +47,7 @@ mod crash;
 mod delegate;
 mod error;
 mod exception;
+mod exit;
 mod findings;
 mod flags;
 mod future;

@@ -17,7 +17,7 @@ use crate::exception::call_foreign;
 use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
 use crate::update_socket::UpdateSocket;
-use crate::{check, crash, exception, limit};
+use crate::{check, crash, exception, exit, limit};
 
 /// Exit statuses of an orbit that ends itself; the control block says more.
 const GAVE_UP: i32 = 125;
@@ -81,6 +81,7 @@ impl Program {
         task::enter(inside);
         crash::install(&inside.control);
         exception::install(&inside.control);
+        exit::install();
         let inherited = self.check.as_ref().and_then(|_| check::prepare());
         let store = self.guarded(|| match &self.init {
             Init::None => Store::C(core::ptr::null_mut()),

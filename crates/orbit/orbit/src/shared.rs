@@ -12,6 +12,9 @@ use crate::policy::{BackPressure, Placement};
 use crate::state::{Phase, State};
 use crate::task;
 
+/// How long a caller sleeps before it looks whether the orbit is still itself.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// What the orbit's handle and its futures share.
 pub(crate) struct Shared {
     pub(crate) name: String,
@@ -95,7 +98,14 @@ impl Shared {
         drop(state);
         let gate = self.channel.main_gate();
         match &partner {
-            Some(process) => gate.wait(heard, until, Partner::Pidfd(process.as_fd())),
+            Some(process) => {
+                // A process that has become another program does not ring, and is not dead.
+                let end = || {
+                    let look = Moment::now().after(LOOK);
+                    Some(until.map_or(look, |until| until.min(look)))
+                };
+                gate.wait_until(heard, end, Partner::Pidfd(process.as_fd()))
+            }
             None => {
                 // Nobody lives who could ring; another thread may destroy or restart the orbit, so do not sleep for ever.
                 let soon = Moment::now().after(Duration::from_millis(20));

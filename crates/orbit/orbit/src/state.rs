@@ -34,6 +34,11 @@ use crate::update_socket::{Arrival, UpdateSocket};
 /// have fired.
 const GRACE: Duration = Duration::from_millis(300);
 
+/// For how long the mark of the orbit's thread may say that it is gone while its process runs. A process that ends is
+/// there for a moment, or longer where much memory is freed; one that became another program is there for good.
+const REPLACED: Duration = Duration::from_millis(300);
+const ENDING: Duration = Duration::from_secs(10);
+
 /// How many arrivals main takes in one look, and after how many bytes it takes no more: a task may send without end.
 const ARRIVALS: usize = 256;
 const ARRIVING_BYTES: usize = 16 << 20;
@@ -119,6 +124,8 @@ pub(crate) struct State {
     pub(crate) next_call: u64,
     pub(crate) history: History,
     pub(crate) phase: Phase,
+    /// Since when the kernel's mark says that the orbit's thread is gone, although its process runs.
+    pub(crate) marked_since: Option<Moment>,
     pub(crate) cpu: CpuPin,
     pub(crate) memory_limit: Option<u64>,
     pub(crate) memory_kills: u64,
@@ -137,8 +144,10 @@ impl State {
             let marked = self.side.gate().is_marked_dead();
             if suspicious || marked != Some(false) {
                 let end = self.domain.as_ref().and_then(|domain| domain.process().end());
-                if let Some(end) = end {
-                    self.died(end);
+                match end {
+                    Some(end) => self.died(end),
+                    None if marked == Some(true) => self.check_replaced(),
+                    None => {}
                 }
             }
         }
@@ -148,6 +157,29 @@ impl State {
         {
             self.restart();
         }
+    }
+
+    /// The orbit's thread is gone and its process is not: kills that, unless it is about to end.
+    fn check_replaced(&mut self) {
+        let Some(domain) = &self.domain else { return };
+        let now = Moment::now();
+        let since = now.since(*self.marked_since.get_or_insert(now));
+        let process = Arc::clone(domain.process());
+        if since < REPLACED || since < ENDING && is_ending(&process) {
+            return;
+        }
+        if let Err(what) = self.take_in() {
+            return self.corrupted(what);
+        }
+        self.end_with(&process, Fault::Replaced);
+    }
+
+    /// Kills the orbit for what its task did.
+    fn end_with(&mut self, process: &Process, fault: Fault) {
+        let _ = process.signal(Signal::KILL);
+        await_death(process);
+        self.fail_running(&fault);
+        self.decide(fault, End::Killed { signal: libc::SIGKILL });
     }
 
     /// Answers, updates, and slots that are done with.
@@ -444,6 +476,7 @@ impl State {
         match domain.relaunch() {
             Ok(()) => {
                 self.phase = Phase::Up;
+                self.marked_since = None;
                 self.stalled = false;
                 self.cpu.pinned = None;
                 let pid = domain.process().pid().as_raw_pid().unsigned_abs();
@@ -489,12 +522,8 @@ impl State {
         if now.since(seen) >= limit + GRACE
             && let Some(domain) = &self.domain
         {
-            let _ = domain.process().signal(Signal::KILL);
-            await_death(domain.process());
-            let fault = Fault::TimeLimit { limit };
-            let end = End::Killed { signal: libc::SIGKILL };
-            self.fail_running(&fault);
-            self.decide(fault, end);
+            let process = Arc::clone(domain.process());
+            self.end_with(&process, Fault::TimeLimit { limit });
         }
     }
 
@@ -502,6 +531,7 @@ impl State {
     pub(crate) fn next_look(&self) -> Option<Moment> {
         match self.phase {
             Phase::Waiting(due) => Some(due),
+            Phase::Up if self.marked_since.is_some() => Some(Moment::now().after(REPLACED)),
             Phase::Up => {
                 let queued_call = self.queued.iter().find(|queued_call| !queued_call.settled)?;
                 let limit = queued_call.limit? + GRACE;
@@ -561,6 +591,16 @@ fn release(mirror: Option<&Mirror>, delta: Delta) {
     if let Some(mirror) = mirror {
         mirror.release(delta);
     }
+}
+
+/// Returns whether the first thread of a process is being ended by the kernel (`PF_EXITING`), as far as /proc says so.
+fn is_ending(process: &Process) -> bool {
+    const EXITING: u64 = 4;
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid().as_raw_pid()));
+    // The fields behind the name, which may hold blanks: state, four numbers of processes, terminal's group, flags.
+    let flags =
+        stat.ok().and_then(|stat| stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 /// Waits until a killed process is dead, which takes the kernel a moment.

@@ -1,8 +1,12 @@
 //! What is left of an orbit that has ended, and of what it forked.
 
+use std::io::{Read, Seek};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
-use orrery_orbit::{Area, Call, Orbit, Task};
+use orrery_orbit::{Area, Call, Error, Fault, Orbit, Task, is_orbit};
 
 use crate::common::{area, childless, crash, ends, number, read};
 use crate::support::{fault, kill, obeying, orbit, restarting};
@@ -143,4 +147,116 @@ pub(crate) fn what_a_task_forked_ends_with_main() {
     kill(main.cast_unsigned());
     assert!(ends(u32::from_ne_bytes(forked)), "it outlived main");
     assert!(rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok());
+}
+
+/// What main registered for its end does not run in an orbit that calls exit(3), what main has not flushed is not printed
+/// there, and what the task printed is.
+pub(crate) fn an_exit_runs_nothing_and_prints_nothing_of_mains() {
+    extern "C" fn at_exit() {
+        if is_orbit() {
+            // SAFETY: writes a constant.
+            unsafe { libc::write(1, c"handler".as_ptr().cast(), 7) };
+        }
+    }
+    let memory = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = std::fs::File::from(memory);
+    // SAFETY: the case is alone in its process; the standard output is put back below. Constants are printed.
+    let output = unsafe {
+        assert_eq!(libc::atexit(at_exit), 0);
+        let output = libc::dup(1);
+        assert!(libc::dup2(file.as_raw_fd(), 1) == 1);
+        libc::printf(c"main".as_ptr());
+        output
+    };
+    let orbit = orbit(|_| {
+        // SAFETY: prints a constant, and ends the orbit.
+        unsafe {
+            libc::printf(c"task".as_ptr());
+            libc::exit(3)
+        }
+    });
+    let seen = fault(orbit.call(&Call::new()));
+    // SAFETY: flushes all streams; the number is that which was copied above.
+    unsafe {
+        libc::fflush(std::ptr::null_mut());
+        assert_eq!(libc::dup2(output, 1), 1);
+    }
+    assert_eq!(seen, Fault::Exited { status: 3 });
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "taskmain");
+}
+
+/// Becomes another program by the argument 1, else returns 7.
+fn become_another(task: &mut Task<'_>) -> i64 {
+    if task.arguments()[0] == 1 {
+        panic!("{}", Command::new("sleep").arg("1000").exec());
+    }
+    7
+}
+
+/// Main would wait for ever for the answer of a program that knows nothing of it.
+pub(crate) fn a_task_that_becomes_another_program_fails() {
+    let orbit = restarting(Orbit::builder("exec")).entry(become_another).create().unwrap();
+    let pid = orbit.pid().unwrap();
+    for limit in [None, Some(Duration::from_mins(10))] {
+        let call = limit.map_or(Call::new(), |limit| Call::new().time_limit(limit));
+        assert_eq!(fault(orbit.call(&call.arguments(&[1]))), Fault::Replaced);
+        assert_eq!(orbit.call(&Call::new().arguments(&[0])), Ok(7));
+    }
+    assert!(ends(pid), "the other program ends");
+    let limit = Duration::from_millis(1);
+    let seen = fault(orbit.call(&Call::new().time_limit(limit).arguments(&[1])));
+    assert!(matches!(seen, Fault::Replaced | Fault::TimeLimit { .. }), "{seen}");
+}
+
+pub(crate) fn a_task_that_ends_its_thread_fails_at_its_limit() {
+    let orbit = restarting(Orbit::builder("thread"))
+        .entry(|task| {
+            if task.arguments()[0] == 0 {
+                return 7;
+            }
+            std::thread::spawn(|| std::thread::sleep(Duration::from_secs(1000)));
+            // SAFETY: ends the thread without a return, and so without what Rust would have cleaned up.
+            unsafe { libc::syscall(libc::SYS_exit, 0) }
+        })
+        .create()
+        .unwrap();
+    let limit = Duration::from_millis(50);
+    let seen = fault(orbit.call(&Call::new().time_limit(limit).arguments(&[1])));
+    // Which of the two is noticed first varies with when main looks.
+    assert!(matches!(seen, Fault::TimeLimit { .. } | Fault::Replaced), "{seen}");
+    assert_eq!(orbit.call(&Call::new().arguments(&[0])), Ok(7));
+}
+
+/// Closes everything by the argument 1; else returns the number at that address.
+fn close_all(task: &mut Task<'_>) -> i64 {
+    match *task.arguments() {
+        // SAFETY: what of this process's is closed is what the case is about.
+        [1] => unsafe { i64::from(libc::close_range(3, u32::MAX, 0)) },
+        _ => read(task),
+    }
+}
+
+/// An orbit without its files answers rightly or fails, and its successor has files.
+pub(crate) fn a_task_that_closes_all_files_harms_the_orbit_alone() {
+    let area = area();
+    let number = number(&area);
+    let orbit = restarting(Orbit::builder("closes")).entry(close_all).create().unwrap();
+    let (areas, bytes) = ([&area], number.address());
+    let seen = || {
+        number.set(number.get() + 1);
+        orbit.call(&Call::new().areas(&areas).arguments(&bytes)).map(|seen| seen == number.get())
+    };
+    assert_eq!(seen(), Ok(true));
+    for round in 0..3 {
+        assert_eq!(orbit.call(&Call::new().arguments(&[1])), Ok(0));
+        let after = seen();
+        let failed =
+            matches!(&after, Err(Error::Fault { fault: Fault::Snapshot { .. }, .. } | Error::NotRun { .. }));
+        assert!(after == Ok(true) || failed, "{after:?}");
+        let again = (0..3).find_map(|_| seen().ok());
+        assert_eq!(again, Some(true), "round {round}");
+    }
 }

@@ -62,4 +62,8 @@ orrery_testing::cases![
     endings::a_child_that_returns_from_its_task_is_not_the_orbit,
     endings::what_a_task_forked_ends_with_the_orbit,
     endings::what_a_task_forked_ends_with_main,
+    endings::an_exit_runs_nothing_and_prints_nothing_of_mains,
+    endings::a_task_that_becomes_another_program_fails,
+    endings::a_task_that_ends_its_thread_fails_at_its_limit,
+    endings::a_task_that_closes_all_files_harms_the_orbit_alone,
 ];
