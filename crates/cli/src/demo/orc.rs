@@ -1,6 +1,7 @@
 //! Copies of a program from files of their own, as containers have them: what they take in memory, by themselves and from a store.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -26,7 +27,8 @@ pub(super) fn show(stage: &mut Stage) -> Result<()> {
     drop(plain);
     let mut serve = stage.orrery(["orc", "serve", "--directory"]);
     let mut server = stage.start(serve.arg(&store))?;
-    while !store.join("socket").exists() && server.complaint().is_empty() {
+    // The socket exists before the store listens at it.
+    while UnixStream::connect(store.join("socket")).is_err() && server.complaint().is_empty() {
         stage.pause(Duration::from_millis(20))?;
     }
     let mut sharing = Vec::new();

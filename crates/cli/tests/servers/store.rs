@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 
 use orrery_orc_client::{Client, Flags};
-use orrery_testing::faults::{Faults, Server};
+use orrery_testing::faults::{Faults, MEMORY, Server};
 
 use crate::usage::Usage;
 use crate::{CLIENT, ORRERY, kill, pid, times};
@@ -83,7 +83,8 @@ fn the_server_survives_each_failing_call() {
             store.exchanges(seed);
         },
         serves: &mut || store.serves(),
-        spared: &[],
+        // The server starts threads as it needs them, and the standard library aborts where a thread gets no memory.
+        spared: &MEMORY,
         log: &|| store.log(),
     }
     .survives_each_failure();
