@@ -121,6 +121,11 @@ pub struct Files {
     pub execute: Entries,
     /// Paths that may not be used at all, whatever the other entries say.
     pub deny: Entries,
+    /// Paths that may not be changed, nor made, even where another entry allows it.
+    #[serde(rename = "read-only")]
+    pub read_only: Entries,
+    /// Paths beneath those of `deny`, about which the other entries decide nevertheless.
+    pub except: Entries,
 }
 
 /// The section `[network]`: addresses.

@@ -1,7 +1,7 @@
 //! Running a probe in a forked child, with a time limit.
 //!
-//! **Between `fork` and `_exit` only async-signal-safe code may run**, in this file's [`live`] and in every function that
-//! is handed to [`run`] or [`fork`]: the caller may have other threads, and what they held at the time of the fork
+//! **Between `fork` and `_exit` only async-signal-safe code may run**, in this file's [`live`] and in every function
+//! that is handed to [`run`] or [`fork`]: the caller may have other threads, and what they held at the time of the fork
 //! (allocator and library locks) stays held for ever in the child. So no allocation, no lock, no output, no panic, no
 //! libc function outside signal-safety(7); system calls go to the kernel directly.
 //!
@@ -23,7 +23,7 @@ use syscalls::{Sysno, syscall};
 use crate::facility::State;
 use crate::text::Text;
 
-/// How long a killed child may take to be gone before it is left to whoever reaps it.
+/// How long a killed child may take to be gone before it is left to the process that reaps it.
 const DEATH: Duration = Duration::from_millis(100);
 
 /// What a probe found: it works, or the step at which it did not.
@@ -103,7 +103,7 @@ pub(crate) fn run(limit: Duration, probe: impl FnOnce(&mut Note) -> Verdict) -> 
         Ok(None) => live(&writer, probe),
         Ok(Some(pid)) => {
             drop(writer);
-            // Whoever comes first, parent or child, makes the group; the other's attempt changes nothing.
+            // The first of the two, parent or child, makes the group; the other's attempt changes nothing.
             let _ = process::setpgid(Some(pid), Some(pid));
             let answer = listen(&reader, deadline);
             let _ = process::kill_process_group(pid, Signal::KILL);
@@ -226,7 +226,7 @@ fn decode(message: &[u8]) -> Option<State> {
 }
 
 /// Waits for a child that was just killed. Gives up on one that does not die (stuck in the kernel), and on one that
-/// somebody else reaped (a caller that ignores `SIGCHLD`).
+/// another reaped (a caller that ignores `SIGCHLD`).
 fn reap(pid: Pid) -> Option<WaitStatus> {
     let deadline = Instant::now() + DEATH;
     loop {

@@ -217,7 +217,7 @@ fn proc_children(_: &mut Note) -> Verdict {
     expect(leading_number(text) == Some(pid), "the child is not listed")
 }
 
-/// Makes a POSIX timer that never tells anybody; `id` is what the kernel may be asked for.
+/// Makes a POSIX timer that never notifies; `id` is what the kernel may be asked for.
 fn silent_timer(id: &mut i32) -> Result<(), syscalls::Errno> {
     // SAFETY: all-zero is a valid `sigevent`.
     let mut event: libc::sigevent = unsafe { zeroed() };

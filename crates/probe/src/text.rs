@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// At most `ROOM` bytes; what does not fit is cut off, and the writer is told.
+/// At most `ROOM` bytes; what does not fit is cut off, and the writer gets an error.
 pub(crate) struct Text<const ROOM: usize> {
     bytes: [u8; ROOM],
     len: usize,

@@ -52,6 +52,7 @@ pub mod rseq;
 pub mod scheduling;
 pub mod scm;
 pub mod seccomp;
+pub mod service_manager;
 pub mod signals;
 pub mod socket_filter;
 pub mod thread;

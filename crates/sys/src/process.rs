@@ -290,7 +290,7 @@ pub fn program_break() -> usize {
 /// Asks the kernel to move the end of the heap to `address` and returns where it is then: unchanged if the kernel
 /// would not.
 ///
-/// Moving it down unmaps memory: whoever calls this puts the program's own memory back.
+/// Moving it down unmaps memory: the caller puts the program's own memory back.
 pub(crate) fn set_program_break(address: usize) -> usize {
     // SAFETY: 0 changes nothing; for anything else the public wrapper's contract holds.
     unsafe { syscall!(Sysno::brk, address) }.unwrap_or(0)
@@ -338,8 +338,8 @@ impl<const N: usize> core::fmt::Write for Text<N> {
     }
 }
 
-/// Asks before a file is made so long, or written up to there: who goes beyond `RLIMIT_FSIZE` is not only refused but also
-/// sent `SIGXFSZ` (setrlimit(2)), which ends a program that did not expect it.
+/// Asks before a file is made so long, or written up to there: who goes beyond `RLIMIT_FSIZE` is not only refused but
+/// also sent `SIGXFSZ` (setrlimit(2)), which ends a program that did not expect it.
 ///
 /// # Errors
 /// `EFBIG` where the limit is lower.

@@ -9,6 +9,16 @@ use crate::build::{root, target_directory};
 /// The versions of LLVM that the pass is for.
 const LLVM: [u32; 6] = [14, 15, 16, 17, 18, 19];
 
+/// Returns the version of LLVM that tests build the pass for: the oldest that is here with its headers and its clang.
+#[must_use]
+pub fn version() -> Option<u32> {
+    let there = |version: &u32| {
+        Path::new(&format!("/usr/lib/llvm-{version}/include/llvm/IR/Module.h")).exists()
+            && Path::new(&format!("/usr/bin/clang-{version}")).exists()
+    };
+    LLVM.into_iter().find(there)
+}
+
 /// Builds the pass, if need be, and returns the directory with `bin/orrery-cc`; says that the test is skipped where there is
 /// no LLVM that it is for.
 ///
@@ -16,11 +26,7 @@ const LLVM: [u32; 6] = [14, 15, 16, 17, 18, 19];
 /// If it cannot be built.
 #[must_use]
 pub fn pass() -> Option<PathBuf> {
-    let there = |version: &u32| {
-        Path::new(&format!("/usr/lib/llvm-{version}/include/llvm/IR/Module.h")).exists()
-            && Path::new(&format!("/usr/bin/clang-{version}")).exists()
-    };
-    let Some(version) = LLVM.into_iter().find(there) else {
+    let Some(version) = version() else {
         crate::skipped!("there is no clang of 14 to 19 with LLVM's headers");
         return None;
     };
@@ -110,9 +116,54 @@ pub fn package_directory(name: &str) -> PathBuf {
 #[must_use]
 pub fn sqlite(level: &str, with_pass: bool) -> Option<PathBuf> {
     let directory = package_directory("libsqlite3-sys").join("sqlite3");
-    let name =
-        format!("sqlite{}{}", level.trim_start_matches('-'), if with_pass { "-cls" } else { "-plain" });
     let include = format!("-I{}", directory.display());
     let flags = [level, "-w", "-DSQLITE_THREADSAFE=0", "-DSQLITE_OMIT_LOAD_EXTENSION", &include];
-    library(&name, &[directory.join("sqlite3.c")], &flags, with_pass)
+    library(&named("sqlite", level, with_pass), &[directory.join("sqlite3.c")], &flags, with_pass)
+}
+
+fn named(library: &str, level: &str, with_pass: bool) -> String {
+    format!("{library}{}{}", level.trim_start_matches('-'), if with_pass { "-cls" } else { "-plain" })
+}
+
+/// Returns Lua 5.4 as one library, built with the pass or plainly. Its tables have the same order in each run.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn lua(level: &str, with_pass: bool) -> Option<PathBuf> {
+    let parent = package_directory("lua-src");
+    let directory = entries(&parent)
+        .into_iter()
+        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("lua-5.4")))
+        .unwrap_or_else(|| panic!("{} has no Lua 5.4", parent.display()));
+    // It seeds its hashes with an address, if nothing else is given.
+    let flags = [level, "-w", "-DLUA_USE_POSIX", "-Dluai_makeseed(L)=1", "-lm"];
+    library(&named("lua", level, with_pass), &units(&directory), &flags, with_pass)
+}
+
+/// Returns zlib as one library, built with the pass or plainly.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn zlib(level: &str, with_pass: bool) -> Option<PathBuf> {
+    let directory = package_directory("libz-sys").join("src/zlib");
+    let flags = [level, "-w", "-DHAVE_UNISTD_H", "-D_LARGEFILE64_SOURCE=1"];
+    library(&named("zlib", level, with_pass), &units(&directory), &flags, with_pass)
+}
+
+/// The C sources of a directory.
+fn units(directory: &Path) -> Vec<PathBuf> {
+    let mut units = entries(directory);
+    units.retain(|path| path.extension().is_some_and(|end| end == "c"));
+    units
+}
+
+/// What a directory has, by name.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", directory.display()));
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
 }

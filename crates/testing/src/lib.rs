@@ -1,11 +1,12 @@
 //! Helpers that the tests of several crates share: reports of skipped tests, cases in processes of their own, programs of
-//! the workspace, compiled C sources, libraries built with the compiler pass, system calls that fail, conditions to wait
-//! for, and files that other users can read.
+//! the workspace, compiled C sources, libraries built with the compiler pass, system calls that fail, child processes that
+//! are killed with the test, conditions to wait for, and files that other users can read.
 
 mod build;
 mod cases;
 pub mod cls;
 pub mod faults;
+mod killed;
 pub mod mariadb;
 pub mod sources;
 mod user;
@@ -18,6 +19,7 @@ use std::process::{Command, Stdio};
 
 pub use build::{Compiler, built, root, sanitizers, target_directory};
 pub use cases::{Case, TRACKERS, run};
+pub use killed::Killed;
 pub use user::PublicDirectory;
 pub use wait::{PATIENCE, eventually, until};
 

@@ -1,8 +1,8 @@
 //! userfaultfd for pages that are missing: another process waits at a fault until this one supplies the page.
 //!
 //! The waiting process opens the descriptor, registers its memory with `UFFDIO_REGISTER_MODE_MISSING` and passes the
-//! descriptor to the process that has the pages. That one reads events and answers faults with [`MissingPages::copy`] and
-//! [`MissingPages::zero`].
+//! descriptor to the process that has the pages. That one reads events and answers faults with [`MissingPages::copy`]
+//! and [`MissingPages::zero`].
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
@@ -106,8 +106,8 @@ impl MissingPages {
     pub unsafe fn copy(&self, from: *const u8, to: u64, length: u64) -> Result<Supplied> {
         let src = from.expose_provenance() as u64;
         let mut request = uffdio_copy { dst: to, src, len: length, mode: 0, copy: 0 };
-        // SAFETY: UFFDIO_COPY is request 3 on `struct uffdio_copy`. The kernel reads `length` bytes at `from`, which the
-        // caller vouches for, and fills only pages that are missing.
+        // SAFETY: UFFDIO_COPY is request 3 on `struct uffdio_copy`. The kernel reads `length` bytes at `from`, which
+        // the caller vouches for, and fills only pages that are missing.
         let result = unsafe { ioctl(&self.fd, Request::<_, 0x03>(&mut request)) };
         supplied(result, request.copy).map_err(|errno| Error::new("UFFDIO_COPY", address(to), errno))
     }
@@ -212,7 +212,7 @@ mod tests {
             return;
         };
         let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping takes nothing from anybody.
+        // SAFETY: a new mapping replaces no mapping.
         let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), 3 * PAGE, flags.0, flags.1) }.unwrap();
         let start = memory.expose_provenance();
         let range = PageRange::covering(start, 3 * PAGE);

@@ -11,7 +11,8 @@ const MOST_FAILURES: usize = 20_000;
 /// How many calls of a number fail one at a time, at most, where all are tried.
 const MOST_PLACES: usize = 40;
 
-/// Whether to have each call fail, with each error, not only the first of each number with one (`ORRERY_FAULTS`; `make soak`).
+/// Whether to have each call fail by itself too, and with each error, not only all of a number at once with one (`ORRERY_FAULTS`;
+/// `make soak`).
 #[must_use]
 pub fn is_thorough() -> bool {
     std::env::var_os("ORRERY_FAULTS").is_some()
@@ -67,7 +68,7 @@ impl Server<'_> {
         let spared = |call: u64| self.spared.iter().any(|of| u64::from(*of as u32) == call);
         let counts: Vec<_> = counts.into_iter().filter(|(call, _)| !spared(*call)).collect();
         for (call, count) in counts {
-            let (places, errors) = if is_thorough() { (count.min(MOST_PLACES), usize::MAX) } else { (1, 1) };
+            let (places, errors) = if is_thorough() { (count.min(MOST_PLACES), usize::MAX) } else { (0, 1) };
             let which = || (0..places).map(Which::After).chain([Which::All]);
             for attempt in errors_of(call)
                 .iter()
