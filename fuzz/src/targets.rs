@@ -8,12 +8,15 @@ use crate::Target;
 
 /// All targets, by name.
 pub const TARGETS: &[Target] = &[
+    Target::new("auditor_library", files::library).with_seeds(files::libraries),
     Target::new("executive_policy", policies::executive),
+    Target::new("ext4_block", files::ext4_block).with_seeds(files::ext4_blocks),
     Target::new("guard_policy", policies::guard),
     Target::new("guest_report", messages::guest_report),
     Target::new("guest_request", messages::guest_request),
     Target::new("kernel_image", files::kernel_image).with_seeds(files::kernel_images).up_to(16 << 10),
     Target::new("maps", files::maps),
+    Target::new("mount_link", files::mount_link).with_seeds(files::mount_links),
     Target::new("orbit_update", messages::orbit_update),
     Target::new("orc_reply", messages::orc_reply).with_seeds(messages::orc_replies),
     Target::new("orc_request", messages::orc_request),

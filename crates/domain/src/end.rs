@@ -15,7 +15,7 @@ pub enum End {
         /// Its number.
         signal: i32,
     },
-    /// It is gone, and somebody else took its status.
+    /// It is gone, and another process took its status.
     Unknown,
 }
 

@@ -7,19 +7,19 @@
 //!    take: 0.15 us against 32 us measured.
 //! 2. On the partner's own CPU spinning would keep it from running, so it yields a few times: two runnable processes
 //!    hand over in 0.58 us that way. Where others want that CPU, too, a yield may hand it to one of them for a whole time
-//!    slice, while who sleeps and is woken gets it soon: so a waiter that lost time that way sleeps at once for its next
-//!    waits, for twice as many each time. And where no yield ever leads to the partner, as between sessions (each has
-//!    a share of the CPU of its own: autogroups in sched(7)) or with one that works for long, it soon yields no more, but for a
-//!    try now and then.
-//! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where somebody sleeps.
+//!    slice, while who sleeps and is woken gets it soon: so a waiter that lost time that way sleeps at once for its
+//!    next waits, for twice as many each time. And where no yield ever leads to the partner, as between sessions (each
+//!    has a share of the CPU of its own: autogroups in sched(7)) or with one that works for long, it soon yields no
+//!    more, but for a try now and then.
+//! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where a thread sleeps.
 //!
 //! Which of the first two rooms a wait goes through depends on where the two run; [`CpuPolicy`] says where they should.
 //!
 //! A wait also ends when the partner dies. A domain's watcher thread keeps a *mark* in the domain's face on its robust
-//! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of whatever
-//! cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
-//! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie; where a mark stands,
-//! the first sleep of a wait is trusted to it.
+//! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of
+//! whatever cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
+//! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie; where a mark
+//! stands, the first sleep of a wait is trusted to it.
 
 mod cpu_policy;
 mod current_cpu;
@@ -49,7 +49,7 @@ const SPIN: Duration = Duration::from_micros(20);
 const AWAKENING: Duration = Duration::from_micros(100);
 /// How often a waiter yields before it sleeps.
 const YIELDS: u32 = 8;
-/// What a wait may take, yields and all, in the processor's ticks (some 50 us): after more, somebody else has run.
+/// What a wait may take, yields and all, in the processor's ticks (some 50 us): after more, another thread has run.
 const LOST: u64 = 150_000;
 /// Of so many waits one is timed, as long as no loss is known of.
 const SAMPLE: u32 = 8;
@@ -130,8 +130,8 @@ impl Face {
         left != 0
     }
 
-    /// When the owner begins to yield, where that is to be known: a clock costs as much as the rest of a wait, and losses do
-    /// not come alone.
+    /// When the owner begins to yield, where that is to be known: a clock costs as much as the rest of a wait, and
+    /// losses do not come alone.
     #[inline]
     fn begins_to_yield(&self) -> Option<u64> {
         let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
@@ -174,7 +174,8 @@ impl Face {
         }
     }
 
-    /// Leaves a word for the owner, who reads it when called. It shares a cache line with the bell, so it travels with it.
+    /// Leaves a word for the owner, who reads it when called. It shares a cache line with the bell, so it travels with
+    /// it.
     pub fn leave(&self, note: u32) {
         self.note.store(note, Ordering::Relaxed);
     }
@@ -184,7 +185,8 @@ impl Face {
         self.note.load(Ordering::Relaxed)
     }
 
-    /// Forgets it, if it is this one: the owner is about to do what it asks for. Who leaves it from now on is not overlooked.
+    /// Forgets it, if it is this one: the owner is about to do what it asks for. Who leaves it from now on is not
+    /// overlooked.
     pub fn forget_note(&self, note: u32, instead: u32) {
         let _ = self.note.compare_exchange(note, instead, Ordering::SeqCst, Ordering::Relaxed);
     }
@@ -220,7 +222,7 @@ impl Face {
 pub enum Partner<'a> {
     /// By its pidfd, and by the mark in its face.
     Pidfd(BorrowedFd<'a>),
-    /// Somebody else ends this process when the partner dies, as a domain's watcher does.
+    /// Another thread ends this process when the partner dies, as a domain's watcher does.
     Watched,
 }
 
@@ -260,9 +262,9 @@ impl<'a> Gate<'a> {
         Self { mine, theirs, bell: &mine.bell, apart: false }
     }
 
-    /// Returns this view with spinning on two CPUs ([`CpuPlacement::Apart`]) switched on or off. When it is on, a partner
-    /// that sleeps and has just been called is waited for awake. To sleep meanwhile would make it find this side
-    /// asleep in turn, and so on, at the price of a wake-up for each hand-over.
+    /// Returns this view with spinning on two CPUs ([`CpuPlacement::Apart`]) switched on or off. When it is on, a
+    /// partner that sleeps and has just been called is waited for awake. To sleep meanwhile would make it find this
+    /// side asleep in turn, and so on, at the price of a wake-up for each hand-over.
     #[inline]
     #[must_use]
     pub fn apart(self, apart: bool) -> Self {
@@ -322,7 +324,8 @@ impl<'a> Gate<'a> {
 
     /// Spins and yields, the first half of [`Gate::wait_for`]. Returns false when it is time to [`Gate::rest`].
     ///
-    /// Inlined, because each function that is returned from after another process has run is a return that is guessed wrong.
+    /// Inlined, because each function that is returned from after another process has run is a return that is guessed
+    /// wrong.
     #[inline(always)]
     pub fn poll(&self, heard: u32, called: impl Fn() -> bool) -> bool {
         let bell = self.bell;
@@ -359,8 +362,8 @@ impl<'a> Gate<'a> {
         false
     }
 
-    /// Waits like [`Gate::wait`], but asleep from the start: where the partner works for longer than a hand-over takes, a
-    /// waiter that only yields is run again and again in the midst of that work.
+    /// Waits like [`Gate::wait`], but asleep from the start: where the partner works for longer than a hand-over takes,
+    /// a waiter that only yields is run again and again in the midst of that work.
     pub fn wait_asleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
         self.rest(heard, || false, until, partner)
     }
@@ -491,7 +494,8 @@ impl FutexWait for Rest<'_> {
 
 /// Looks for a call for a while; true where there was one.
 ///
-/// With a pause between two looks (PAUSE): the line that is looked at arrives a quarter sooner than where looks pile up.
+/// With a pause between two looks (PAUSE): the line that is looked at arrives a quarter sooner than where looks pile
+/// up.
 fn spin(is_called: impl Fn() -> bool, most: Duration) -> bool {
     let mut end = None;
     loop {
@@ -619,8 +623,8 @@ mod tests {
         assert_eq!(waits(), Some(0), "it is of use again");
     }
 
-    /// On one CPU, where only a waiter that yields or sleeps lets the other one run: who waits awake for one that sleeps gives up
-    /// after a while, and so the two get on.
+    /// On one CPU, where only a waiter that yields or sleeps lets the other one run: who waits awake for one that
+    /// sleeps gives up after a while, and so the two get on.
     #[test]
     fn waiting_awake_for_a_sleeper_ends() {
         let (a, b) = (Face::default(), Face::default());

@@ -29,8 +29,8 @@ pub enum Descriptors {
 pub enum Signals {
     /// Handlers of main's do not run in the domain: what was caught gets its default disposition, and what the keyboard
     /// sends (SIGINT, SIGQUIT, SIGTSTP, SIGHUP) is ignored, since it is meant for main, with which the domain ends
-    /// anyway. So is what a terminal sends to background process groups (SIGTTIN, SIGTTOU): the domain leads a group of its
-    /// own, may write to the terminal, and reads EIO from it. Nothing is blocked.
+    /// anyway. So is what a terminal sends to background process groups (SIGTTIN, SIGTTOU): the domain leads a group of
+    /// its own, may write to the terminal, and reads EIO from it. Nothing is blocked.
     #[default]
     Fresh,
     /// Everything stays as main had it.
@@ -53,7 +53,8 @@ impl PostForkSetup {
     /// Makes the calling process what it should be. Signals are blocked and stay so.
     pub(crate) fn apply(&self) -> Result<(), (SetupStep, Errno)> {
         let at = |step: SetupStep| move |errno: Errno| (step, errno);
-        // A group of its own, so that main can end what the domain forks. A fresh child leads no session, so this holds.
+        // A group of its own, so that main can end what the domain forks. A fresh child leads no session, so this
+        // holds.
         let _ = rustix::process::setpgid(None, None);
         self.bounds.group.join().map_err(at(SetupStep::JoinGroup))?;
         self.bounds.set_process_limits().map_err(at(SetupStep::Limit))?;
@@ -89,7 +90,7 @@ pub(crate) fn set_name(name: &[u8; 16]) {
 }
 
 fn close_range(first: u32, last: u32) -> Result<(), Errno> {
-    // SAFETY: closes descriptors that this process was told not to keep; their owners' handles live in main.
+    // SAFETY: closes descriptors that this process is not to keep; their owners' handles live in main.
     match unsafe { syscall!(Sysno::close_range, first, last, 0) } {
         Ok(_) => Ok(()),
         Err(e) if e.into_raw() == libc::ENOSYS => {

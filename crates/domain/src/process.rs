@@ -1,9 +1,9 @@
 //! A child process as a domain's owner sees it: is it alive, how did it end, end it.
 //!
-//! A process is known by its pidfd alone (pidfd_open(2)), never by its number, which may be somebody else's by the time
-//! it is used. How it ended is *peeked* at (waitid(2), WNOWAIT): the program may want to reap its children itself, and
-//! often does so with `waitpid(-1)`. Where it was faster than we, the pidfd still remembers the status on newer kernels
-//! (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15).
+//! A process is known by its pidfd alone (pidfd_open(2)), never by its number, which may be another process's by the
+//! time it is used. How it ended is *peeked* at (waitid(2), WNOWAIT): the program may want to reap its children itself,
+//! and often does so with `waitpid(-1)`. Where it was faster than we, the pidfd still remembers the status on newer
+//! kernels (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -36,7 +36,7 @@ impl Process {
         Ok(Self { pid, pidfd, ours_to_reap, leads_group: false, creator })
     }
 
-    /// Returns it as one that leads a process group of its own: whoever is left in the group ends with it.
+    /// Returns it as one that leads a process group of its own: what is left in the group ends with it.
     pub(crate) fn leading_group(self) -> Self {
         Self { leads_group: true, ..self }
     }
@@ -97,7 +97,8 @@ impl Process {
         }
         let _ = self.signal(Signal::KILL);
         let mut one = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
-        // Killing cannot be refused; only a process stuck inside the kernel takes its time, and we do not wait for that.
+        // Killing cannot be refused; only a process stuck inside the kernel takes its time, and we do not wait for
+        // that.
         let timeout = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
         let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&timeout)));
         self.reap();

@@ -25,15 +25,15 @@ pub struct SharedMemory {
     owner: Option<Creator>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; whoever reads or writes through its pointers answers for
-// that separately.
+// SAFETY: the mapping belongs to the process, not to a thread; the one that reads or writes through its pointers
+// answers for that separately.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes `len` bytes (rounded up to whole pages) of zeros. `name` is what `/proc/PID/maps` shows. No descriptor stays
-    /// open: children inherit the mapping.
+    /// Makes `len` bytes (rounded up to whole pages) of zeros. `name` is what `/proc/PID/maps` shows. No descriptor
+    /// stays open: children inherit the mapping.
     ///
     /// # Errors
     /// [`Error::System`]: out of descriptors, memory or address space.
@@ -42,8 +42,8 @@ impl SharedMemory {
         Ok(Self { start, len, _fd: None, owner: None })
     }
 
-    /// Like [`SharedMemory::new`], but only the domains for which it is meant inherit it (`inherited`): another child of
-    /// the program could write to it, by a stray pointer if not on purpose.
+    /// Like [`SharedMemory::new`], but only the domains for which it is meant inherit it (`inherited`): another child
+    /// of the program could write to it, by a stray pointer if not on purpose.
     ///
     /// # Errors
     /// Those of [`SharedMemory::new`].
@@ -186,7 +186,7 @@ fn make(name: &str, len: usize) -> Result<(NonNull<u8>, usize, OwnedFd)> {
 
 fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+    // SAFETY: a new mapping at an address of the kernel's choice replaces no mapping.
     let start = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }
         .map_err(|e| Error::system("mmap(memfd)", len, e))?;
     let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system("mmap(memfd)", len, Errno::NOMEM))?;

@@ -46,7 +46,7 @@ use crate::scheduling::Scheduling;
 use crate::setup_step::SetupStep;
 use crate::shared::{self, SharedMemory};
 use crate::time::Moment;
-use crate::watch::{Ear, Watcher, last_errno};
+use crate::watch::{EventSource, Watcher, last_errno};
 use crate::{Error, Result};
 
 /// How long a new process may take for a step that main waits for.
@@ -186,10 +186,14 @@ impl Domain {
             .map_err(|e| Error::system("eventfd", 0, e))?;
         let prepare_watcher = |mark| {
             let mut watcher = Watcher::prepare(main.as_raw_fd(), mark)?;
-            let ear =
-                Ear { fd: ending.as_raw_fd(), heed: end_process, with: core::ptr::null(), glance: None };
+            let source = EventSource {
+                fd: ending.as_raw_fd(),
+                on_readable: end_process,
+                with: core::ptr::null(),
+                on_idle: None,
+            };
             // SAFETY: it makes one system call, and needs nothing.
-            unsafe { watcher.listen(ear) };
+            unsafe { watcher.listen(source) };
             Ok::<_, Error>(watcher)
         };
         let watcher = prepare_watcher(channel.domain_mark())?;

@@ -1,4 +1,4 @@
-//! The watcher: a thread of the domain that ends the domain when main dies, and makes the kernel tell main when the
+//! The watcher: a thread of the domain that ends the domain when main dies, and makes the kernel notify main when the
 //! domain dies.
 //!
 //! `PR_SET_PDEATHSIG` would follow the *thread* that forked, which may end long before the program does. So the watcher
@@ -9,8 +9,8 @@
 //! creator's thread-local storage and hence **must not touch any**: no errno, no allocation, no panic, no std; only
 //! system calls made directly. It blocks all signals, so that no handler ever runs on it.
 //!
-//! It needs no privileges, and gives up its own at once: the kernel keeps credentials per thread, so those of a domain that
-//! turns into an ordinary user's would stay behind on the watcher, a memory write away.
+//! It needs no privileges, and gives up its own at once: the kernel keeps credentials per thread, so those of a domain
+//! that turns into an ordinary user's would stay behind on the watcher, a memory write away.
 //!
 //! For the other direction it holds a robust futex (get_robust_list(2)): when its thread dies, as all threads do when a
 //! process dies, the kernel flags the word and wakes a waiter.
@@ -29,7 +29,7 @@ use syscalls::{Sysno, syscall};
 use crate::{Error, Result};
 
 const STACK: usize = 4 * PAGE;
-/// Somebody waits on the word: without it the kernel flags but does not wake (`FUTEX_WAITERS`).
+/// A thread waits on the word: without it the kernel flags but does not wake (`FUTEX_WAITERS`).
 const WAITERS: u32 = 0x8000_0000;
 
 /// `struct robust_list_head` with one entry.
@@ -51,24 +51,24 @@ pub struct Watcher {
     stack: NonNull<u8>,
     main: RawFd,
     mark: *const AtomicU32,
-    ear: Option<Ear>,
-    /// 1 when it has no privileges any more.
-    humble: AtomicU32,
+    source: Option<EventSource>,
+    /// 1 once its thread has given up its privileges.
+    unprivileged: AtomicU32,
 }
 
-/// Something else that a watcher listens to.
+/// A descriptor that a watcher polls beside its own.
 #[derive(Clone, Copy, Debug)]
-pub struct Ear {
+pub struct EventSource {
     /// A descriptor of the domain's.
     pub fd: RawFd,
     /// Called on the watcher's thread, with `with`, whenever the descriptor is readable; it must see to it that the
     /// descriptor is not readable any more, and is bound by the rules at the top of this file.
-    pub heed: unsafe extern "C" fn(with: *const c_void),
+    pub on_readable: unsafe extern "C" fn(with: *const c_void),
     /// What it is called with.
     pub with: *const c_void,
     /// Called on the watcher's thread, with `with`, when nothing has happened for as long as it said, in milliseconds;
     /// first at once. Bound by the same rules.
-    pub glance: Option<unsafe extern "C" fn(with: *const c_void) -> i32>,
+    pub on_idle: Option<unsafe extern "C" fn(with: *const c_void) -> i32>,
 }
 
 // SAFETY: the stack belongs to the watcher, which only runs in the child; the rest are plain values.
@@ -77,29 +77,29 @@ unsafe impl Send for Watcher {}
 unsafe impl Sync for Watcher {}
 
 impl Watcher {
-    /// Makes room for its stack. `main` is main's pidfd; `mark` a word in shared memory or null. Both must stay valid in
-    /// the child.
+    /// Makes room for its stack. `main` is main's pidfd; `mark` a word in shared memory or null. Both must stay valid
+    /// in the child.
     ///
     /// # Errors
     /// [`Error::System`]: out of memory or address space.
     pub fn prepare(main: RawFd, mark: *const AtomicU32) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping takes nothing from anybody.
+        // SAFETY: a new mapping replaces no mapping.
         let stack = unsafe {
             rustix::mm::mmap_anonymous(core::ptr::null_mut(), STACK, protection, MapFlags::PRIVATE)
         }
         .map_err(|e| Error::system("mmap(a stack)", STACK, e))?;
         let stack = NonNull::new(stack.cast()).ok_or(Error::system("mmap(a stack)", STACK, Errno::NOMEM))?;
-        Ok(Self { stack, main, mark, ear: None, humble: AtomicU32::new(0) })
+        Ok(Self { stack, main, mark, source: None, unprivileged: AtomicU32::new(0) })
     }
 
     /// Lets it listen to something else, too.
     ///
     /// # Safety
-    /// `ear.heed` and `ear.glance` keep to the rules at the top of this file, and may be called with `ear.with` for as long
-    /// as the domain lives.
-    pub unsafe fn listen(&mut self, ear: Ear) {
-        self.ear = Some(ear);
+    /// `source.on_readable` and `source.on_idle` keep to the rules at the top of this file, and may be called with
+    /// `source.with` for as long as the domain lives.
+    pub unsafe fn listen(&mut self, source: EventSource) {
+        self.source = Some(source);
     }
 
     /// Returns its stack: its thread writes there whatever the domain does.
@@ -108,8 +108,8 @@ impl Watcher {
         PageRange { start, end: start + STACK }
     }
 
-    /// Starts it in the calling process, the domain; gives its thread's number. Signals must be blocked, and the watcher
-    /// must stay where it is for as long as the process lives. Async-signal-safe.
+    /// Starts it in the calling process, the domain; gives its thread's number. Signals must be blocked, and the
+    /// watcher must stay where it is for as long as the process lives. Async-signal-safe.
     ///
     /// # Errors
     /// Those of clone(2).
@@ -124,7 +124,7 @@ impl Watcher {
             | libc::CLONE_SYSVSEM;
         let argument = core::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // In a child of a domain it is as the domain's own thread left it.
-        self.humble.store(0, Ordering::SeqCst);
+        self.unprivileged.store(0, Ordering::SeqCst);
         // SAFETY: the thread runs on a stack of its own, on `self`, which stays where it is for as long as the process
         // lives (it belongs to a leaked plan), and touches nothing else.
         let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };
@@ -135,7 +135,7 @@ impl Watcher {
         let stack = self.stack();
         STACK_START.store(stack.start, Ordering::SeqCst);
         // The domain goes on only when nothing of its privileges is left there.
-        while is_privileged() && self.humble.load(Ordering::SeqCst) == 0 {
+        while is_privileged() && self.unprivileged.load(Ordering::SeqCst) == 0 {
             rustix::thread::sched_yield();
         }
         Ok(result)
@@ -145,7 +145,8 @@ impl Watcher {
 /// Where the stack of this process' watcher starts; 0 without one.
 static STACK_START: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the stack of the calling process' watcher, if it is a domain: its thread writes there whatever the domain does.
+/// Returns the stack of the calling process' watcher, if it is a domain: its thread writes there whatever the domain
+/// does.
 pub fn watcher_stack() -> Option<PageRange> {
     let start = STACK_START.load(Ordering::SeqCst);
     (start != 0).then_some(PageRange { start, end: start + STACK })
@@ -164,8 +165,8 @@ impl Drop for Watcher {
     }
 }
 
-/// Who the watcher is instead of a privileged user: one that no system gives out, for whoever has the same may signal it.
-/// The second one is for user namespaces (user_namespaces(7)) that have no such high numbers.
+/// Who the watcher is instead of a privileged user: one that no system gives out, for a process that has the same may
+/// signal it. The second one is for user namespaces (user_namespaces(7)) that have no such high numbers.
 const NOBODY: [u32; 2] = [0xffff_fff0, 65533];
 
 const VERSION: u32 = 0x2008_0522;
@@ -182,7 +183,7 @@ fn is_privileged() -> bool {
         || rustix::process::getuid().is_root()
 }
 
-/// Makes the calling thread nobody's, without any capability, where it is privileged.
+/// Gives the calling thread that user, without any capability, where it is privileged.
 fn give_up_privileges() {
     if !is_privileged() {
         return;
@@ -208,10 +209,11 @@ fn give_up_privileges() {
 extern "C" fn watch(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passes itself, which outlives the thread.
     let watcher = unsafe { &*argument.cast::<Watcher>() };
-    // Asked now, not when the descriptor is found closed: that may be found at main's death, by who was orphaned before.
+    // Asked now, not when the descriptor is found closed: that may be found at main's death, by who was orphaned
+    // before.
     let parent = rustix::process::getppid();
     give_up_privileges();
-    watcher.humble.store(1, Ordering::SeqCst);
+    watcher.unprivileged.store(1, Ordering::SeqCst);
     let mut list = RobustList { first: core::ptr::null(), offset: 0, pending: core::ptr::null() };
     let mut entry = Entry { next: core::ptr::null() };
     if !watcher.mark.is_null() {
@@ -228,24 +230,24 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
     }
     // SAFETY: main's pidfd was open at the fork. Should the program close it, poll says so below.
     let main = unsafe { BorrowedFd::borrow_raw(watcher.main) };
-    let mut ear = watcher.ear;
+    let mut source = watcher.source;
     let mut idle = None;
     loop {
         // SAFETY: as above.
-        let other = ear.map_or(main, |ear| unsafe { BorrowedFd::borrow_raw(ear.fd) });
+        let other = source.map_or(main, |source| unsafe { BorrowedFd::borrow_raw(source.fd) });
         let mut both =
             [PollFd::from_borrowed_fd(main, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
-        let glance = ear.and_then(|ear| Some((ear.glance?, ear.with)));
-        if glance.is_some() && idle.is_none() {
+        let on_idle = source.and_then(|source| Some((source.on_idle?, source.with)));
+        if on_idle.is_some() && idle.is_none() {
             idle = Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 });
         }
-        let Ok(found) = rustix::event::poll(&mut both, idle.as_ref().filter(|_| glance.is_some())) else {
+        let Ok(found) = rustix::event::poll(&mut both, idle.as_ref().filter(|_| on_idle.is_some())) else {
             continue;
         };
         if found == 0 {
-            if let Some((glance, with)) = glance {
+            if let Some((on_idle, with)) = on_idle {
                 // SAFETY: `listen`'s caller vouches for it.
-                let milliseconds = i64::from(unsafe { glance(with) }.max(1));
+                let milliseconds = i64::from(unsafe { on_idle(with) }.max(1));
                 let (tv_sec, tv_nsec) = (milliseconds / 1000, milliseconds % 1000 * 1_000_000);
                 idle = Some(rustix::time::Timespec { tv_sec, tv_nsec });
             }
@@ -259,11 +261,11 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
             // SAFETY: ends the whole process, which is what this thread is for.
             let _ = unsafe { syscall!(Sysno::exit_group, 0) };
         }
-        match ear {
-            Some(_) if both[1].revents().contains(PollFlags::NVAL) => ear = None,
-            Some(ear) if !both[1].revents().is_empty() => {
+        match source {
+            Some(_) if both[1].revents().contains(PollFlags::NVAL) => source = None,
+            Some(source) if !both[1].revents().is_empty() => {
                 // SAFETY: `listen`'s caller vouches for it.
-                unsafe { (ear.heed)(ear.with) };
+                unsafe { (source.on_readable)(source.with) };
             }
             _ => {}
         }

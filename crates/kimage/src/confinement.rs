@@ -1,7 +1,7 @@
 //! What confines a thread: seccomp filters, `no_new_privs`, and the processors it may run on.
 //!
 //! A filter was given as a program for the classic BPF machine; the kernel translates it and keeps the original for
-//! whoever wants to carry a process elsewhere (`CONFIG_CHECKPOINT_RESTORE`). Filters form a list from the newest to the
+//! programs that carry a process elsewhere (`CONFIG_CHECKPOINT_RESTORE`). Filters form a list from the newest to the
 //! oldest, which processes share from the point on at which they were forked. Source: Linux `kernel/seccomp.c`.
 
 use crate::error::Result;

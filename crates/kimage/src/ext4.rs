@@ -3,11 +3,11 @@
 //! What is changed in an ext4 lies in three places. *Contents* of files are dirty pages of these files, and may have no
 //! place on the disk yet. *Names, attributes and places* are changed at once in blocks of the disk's own page cache,
 //! which the journal keeps in memory until it has committed the transaction that they belong to. The *disk* has all
-//! committed transactions, in place or in its journal. So the latest state of a block is in memory or, where memory does not
-//! have it, on the disk; and what the disk lacks is what changed in a transaction that was not committed: each
-//! inode in memory says which transaction changed it last, and the journal which it committed last. Of a file whose inode was
-//! dropped from memory before that, the block that its inode lies in tells, which the journal holds back (`inode_table`).
-//! Source: Linux `fs/ext4/ext4.h`, `fs/ext4/ext4_extents.h`, `Documentation/filesystems/ext4/`.
+//! committed transactions, in place or in its journal. So the latest state of a block is in memory or, where memory
+//! does not have it, on the disk; and what the disk lacks is what changed in a transaction that was not committed: each
+//! inode in memory says which transaction changed it last, and the journal which it committed last. Of a file whose
+//! inode was dropped from memory before that, the block that its inode lies in tells, which the journal holds back
+//! (`inode_table`). Source: Linux `fs/ext4/ext4.h`, `fs/ext4/ext4_extents.h`, `Documentation/filesystems/ext4/`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -50,7 +50,7 @@ pub struct Ext4<'k, 'r> {
 /// A file of an ext4, with all that its inode tells.
 #[derive(Clone, Debug)]
 pub struct Ext4File<'k> {
-    /// What `stat` would have told.
+    /// What `stat` would have returned.
     pub attributes: Attributes,
     /// Whether the disk's inode is an older one, or none.
     pub uncommitted: bool,
@@ -315,8 +315,8 @@ impl<'k, 'r> Ext4<'k, 'r> {
     }
 }
 
-/// Returns the blocks of the disk that a file's first `blocks` blocks are in; `None` where extents that overlap list more than those:
-/// a million of them could have each block read a million times.
+/// Returns the blocks of the disk that a file's first `blocks` blocks are in; `None` where extents that overlap list
+/// more than those: a million of them could have each block read a million times.
 fn listed_blocks(extents: &[Extent], blocks: u64) -> Option<Vec<u64>> {
     let mut listed = Vec::new();
     for extent in extents {
@@ -348,7 +348,7 @@ impl From<Error> for Broken {
 }
 
 /// The names in one block of a directory. Nodes of its index, checksums and removed names look like entries of file 0.
-fn read_names(block: &[u8], names: &mut Vec<Name>) -> Result<(), String> {
+pub(crate) fn read_names(block: &[u8], names: &mut Vec<Name>) -> Result<(), String> {
     let mut at = 0;
     while at + 8 <= block.len() {
         let length = usize::from(half(block, at + 4).unwrap_or(0));
@@ -458,7 +458,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a block holds: no panic, and an end.
+        /// A block may hold any bytes: it neither panics nor loops.
         #[test]
         fn any_block_ends_well(block in prop::collection::vec(any::<u8>(), 0..1024)) {
             let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! A process of a dead kernel as the core file that it would have left had it died itself: for gdb, and for whatever
+//! A process of a dead kernel as the core file that it would have left had it died itself: for gdb, and for what
 //! else reads cores. Source: core(5), elf(5), Linux `fs/binfmt_elf.c`, `include/linux/elfcore.h`.
 
 use std::io::{Seek, SeekFrom, Write};
@@ -169,7 +169,7 @@ impl Task<'_> {
     }
 }
 
-/// A number of a task in its own PID namespace; 0 where it cannot be told.
+/// A number of a task in its own PID namespace; 0 where it is unknown.
 fn last(task: &Task<'_>, kind: IdKind) -> u32 {
     task.ids(kind).ok().and_then(|ids| ids.first().copied()).unwrap_or(0).cast_unsigned()
 }

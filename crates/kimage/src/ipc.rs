@@ -1,7 +1,7 @@
-//! System V semaphores and message queues: what a namespace has of them, whoever uses them.
+//! System V semaphores and message queues: what a namespace has of them, used or not.
 //!
-//! Their numbers lead, through a radix tree, to structures that all begin with the same permissions. A long message is cut
-//! into pages, of which each begins with a pointer to the next. Source: Linux `ipc/{util,sem,msg,msgutil}.c`.
+//! Their numbers lead, through a radix tree, to structures that all begin with the same permissions. A long message is
+//! cut into pages, of which each begins with a pointer to the next. Source: Linux `ipc/{util,sem,msg,msgutil}.c`.
 
 use crate::error::Result;
 use crate::list;
@@ -222,7 +222,7 @@ mod tests {
         m.set(first, "msg_msg", "m_ts", 5000);
         let machine = Machine::of(m);
         let kernel = machine.kernel();
-        let told = message(kernel.object("msg_msg", first).unwrap()).unwrap_err().to_string();
-        assert!(told.contains("4048 of 5000"), "{told}");
+        let error = message(kernel.object("msg_msg", first).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("4048 of 5000"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
 //! The journal of a file system (jbd2): which blocks it holds back.
 //!
-//! A block that a transaction changes hangs on one of that transaction's lists until the transaction is committed, and cannot
-//! be dropped from memory before. So these lists name every block of which the disk, once its journal is replayed, has an
-//! older state, whatever else memory has forgotten of the files in it.
-//! Source: Linux `include/linux/jbd2.h`, `fs/jbd2/commit.c`.
+//! A block that a transaction changes hangs on one of that transaction's lists until the transaction is committed, and
+//! cannot be dropped from memory before. So these lists name every block of which the disk, once its journal is
+//! replayed, has an older state, though memory holds nothing else of the files in it. Source: Linux
+//! `include/linux/jbd2.h`, `fs/jbd2/commit.c`.
 
 use std::collections::BTreeSet;
 

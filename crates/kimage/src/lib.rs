@@ -1,7 +1,7 @@
 //! Reads the kernel, its processes and their files out of a machine's memory, dead or alive.
 //!
-//! When a kernel dies, everything it knew still lies in memory. This crate finds it there without help: no symbol file, no
-//! agent in the machine, no version checks. A [`Kernel`] is opened on any [`PhysicalMemory`]: a hypervisor's memory
+//! When a kernel dies, everything it knew still lies in memory. This crate finds it there without help: no symbol file,
+//! no agent in the machine, no version checks. A [`Kernel`] is opened on any [`PhysicalMemory`]: a hypervisor's memory
 //! file, an ELF core of a machine, another machine's memory behind a PCI device.
 //!
 //! ```no_run
@@ -34,9 +34,9 @@
 //!
 //! # What a crash has broken
 //!
-//! Every pointer is checked before it is followed, every list and tree is bounded, and whoever is seen twice ends the
-//! walk. What cannot be read costs that object, not the walk: a [`Walk`] holds what was found and, in words, each
-//! [`Problem`]. A list of tasks that is broken in one place is followed from its other end.
+//! Every pointer is checked before it is followed, every list and tree is bounded, and an object that is seen twice
+//! ends the walk. What cannot be read costs that object, not the walk: a [`Walk`] holds what was found and, in words,
+//! each [`Problem`]. A list of tasks that is broken in one place is followed from its other end.
 //!
 //! Reading never writes, so a rescue that fails can be tried again. A machine that runs changes under the reader's
 //! hands: two members may then belong to two moments.
@@ -50,6 +50,8 @@ mod control_group;
 mod error;
 mod ext4;
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gcore;
 mod inode_table;
 mod ipc;

@@ -1,4 +1,4 @@
-//! The mappings of a process, from whatever tree its kernel keeps them in.
+//! The mappings of a process, from either tree that kernels keep them in.
 //!
 //! Since 6.1 that is a maple tree: nodes of up to 16 slots whose pivots are the last addresses of the slots; a slot
 //! holds a child or, in a leaf, the mapping. The lower bits of a child's pointer are its type. Before 6.1 the mappings

@@ -27,7 +27,7 @@ pub struct Segment {
 
 /// A machine's physical memory.
 ///
-/// The machine may be running: what is read is then whatever stands there at that moment, and two reads may differ.
+/// The machine may be running: what is read is then what stands there at that moment, and two reads may differ.
 pub trait PhysicalMemory: Send + Sync {
     /// The runs of memory that exist, by ascending address, without overlaps.
     fn segments(&self) -> &[Segment];
@@ -39,14 +39,14 @@ pub trait PhysicalMemory: Send + Sync {
     /// [`Error::NoMemory`] with the first address that is missing; `into` may then be filled in part.
     fn read(&self, physical: u64, into: &mut [u8]) -> Result<()>;
 
-    /// Where `length` bytes from address `physical` on lie in this process' own address space, for system calls that copy
-    /// from there; nothing where they are not all there, or this source has no such place. They stay there as long as the
-    /// source does, and whoever has the memory may change them.
+    /// Where `length` bytes from address `physical` on lie in this process' own address space, for system calls that
+    /// copy from there; nothing where they are not all there, or this source has no such place. They stay there as long
+    /// as the source does, and the owner of the memory may change them.
     fn place(&self, _physical: u64, _length: usize) -> Option<*const u8> {
         None
     }
 
-    /// The kernel's VMCOREINFO, where whoever dumped the memory kept it beside the memory itself.
+    /// The kernel's VMCOREINFO, where the program that dumped the memory kept it beside the memory itself.
     fn vmcoreinfo(&self) -> Option<&[u8]> {
         None
     }
@@ -102,8 +102,8 @@ impl MappedMemory {
         Ok(Self { map, segments, vmcoreinfo: None })
     }
 
-    /// Memory whose segments lie at given places of a file that is already mapped; places outside it, and addresses that no processor has, are
-    /// cut off.
+    /// Memory whose segments lie at given places of a file that is already mapped; places outside it, and addresses
+    /// that no processor has, are cut off.
     pub(crate) fn with_segments(map: MmapRaw, mut segments: Vec<Segment>) -> Self {
         let end = map.len() as u64;
         for segment in &mut segments {
@@ -195,7 +195,7 @@ impl PhysicalMemory for MappedMemory {
             let count = room.min(into.len() - done);
             // SAFETY: the segments were cut to lie within the mapping, so `offset + count` does too, and `into` has
             // room for `count` bytes more. The source is only ever used as a raw pointer, because a running machine
-            // may write it meanwhile; whatever bytes result are valid ones.
+            // may write it meanwhile; all bytes that result are valid ones.
             unsafe {
                 self.map.as_ptr().add(offset).copy_to_nonoverlapping(into[done..].as_mut_ptr(), count);
             }

@@ -1,8 +1,9 @@
 //! Packets (`sk_buff`), and the lists that they hang in.
 //!
-//! What a packet carries lies in a linear part, in pages, and in further packets that hang on it. How long each of these is stands
-//! by it; how long all are together stands in the packet, too, and a kernel that died in between has noted the one and not the
-//! other. So the parts are read by what is told of themselves, and it is the caller's to compare that with what it knows.
+//! What a packet carries lies in a linear part, in pages, and in further packets that hang on it. How long each of
+//! these is stands by it; how long all are together stands in the packet, too, and a kernel that died in between has
+//! noted the one and not the other. So the parts are read by what they say of themselves, and it is the caller's to
+//! compare that with what it knows.
 
 use std::collections::HashSet;
 
@@ -20,7 +21,8 @@ const DEEPEST: u32 = 4;
 
 /// The packets of a list, in order.
 ///
-/// One that is just being taken off leads nowhere any more: what comes behind it is then found from the list's other end.
+/// One that is just being taken off leads nowhere any more: what comes behind it is then found from the list's other
+/// end.
 ///
 /// # Errors
 ///
@@ -119,8 +121,8 @@ fn pieces(packet: Object<'_>) -> Result<Vec<Piece>> {
     }
 }
 
-/// The same where the first ones may just be being dropped, while the others move up one after the other: one that is there twice has
-/// moved.
+/// The same where the first ones may just be being dropped, while the others move up one after the other: one that is
+/// there twice has moved.
 fn moved_up(mut pieces: Vec<Piece>) -> Vec<Piece> {
     pieces.dedup_by_key(|piece| (piece.page, piece.end()));
     pieces
@@ -195,13 +197,13 @@ pub(crate) fn remaining(packet: Object<'_>) -> Result<Vec<u8>> {
     in_pages(packet, Some(moved_up(pieces(packet)?)), || "it is being dropped".to_owned())
 }
 
-/// What a packet carried before its end was cut off, so many bytes behind its first `length`. They are to be a packet of their own, which
-/// hangs nowhere yet (`skb_split`). Their pages still stand where they stood, but for the one that is cut itself: that ends with
-/// the first `length` bytes from the moment on in which the other packet has the rest.
+/// What a packet carried before its end was cut off, so many bytes behind its first `length`. They are to be a packet
+/// of their own, which hangs nowhere yet (`skb_split`). Their pages still stand where they stood, but for the one that
+/// is cut itself: that ends with the first `length` bytes from the moment on in which the other packet has the rest.
 ///
 /// # Errors
 ///
-/// Those of reading; corrupt where these bytes cannot be told, or there are bytes elsewhere than in pages.
+/// Those of reading; corrupt where these bytes cannot be found, or there are bytes elsewhere than in pages.
 pub(crate) fn cut_off(packet: Object<'_>, length: u32, wanted: u32) -> Result<Vec<u8>> {
     let lost = || format!("{wanted} bytes that were behind its first {length} are not there");
     in_pages(packet, behind(&places(packet)?, length, wanted), lost)
@@ -257,7 +259,8 @@ fn behind(places: &[Piece], length: u32, wanted: u32) -> Option<Vec<Piece>> {
     if last.length < own.length {
         return whole(Some(from((own.length - last.length).min(wanted))));
     }
-    // It ends there: because it is cut, or by itself. In the first case the rest reaches to the page's end, or is all that there is.
+    // It ends there: because it is cut, or by itself. In the first case the rest reaches to the page's end, or is all
+    // that there is.
     let ends = |parts: &Vec<Piece>| parts.last().is_none_or(|last| rest.contains(last));
     let by_itself = whole(None).filter(ends);
     let room = |size: u32| size.checked_sub(own.end()?).filter(|&room| room > 0);

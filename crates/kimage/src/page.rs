@@ -43,7 +43,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// Those of reading. Whoever asks about many pages asks [`page_census`](Self::page_census).
+    /// Those of reading. For many pages, [`page_census`](Self::page_census) is faster.
     pub fn page_owner(&self, physical: u64) -> Result<PageOwner> {
         Ok(self.page_census()?.of(physical)?.owner)
     }
@@ -86,8 +86,8 @@ pub struct PageUse {
 
 /// Tells of page after page what it is.
 ///
-/// A member's place is looked up once and not once a page, and where a part of the array of `struct page`s lies is kept until
-/// another part is asked about: neighbours of pages are mostly asked about next.
+/// A member's place is looked up once and not once a page, and where a part of the array of `struct page`s lies is kept
+/// until another part is asked about: neighbours of pages are mostly asked about next.
 pub struct PageCensus<'k> {
     kernel: &'k Kernel,
     base: u64,

@@ -1,4 +1,4 @@
-//! Generated machines: trees of every shape are read as they were made, and whatever is overwritten in them costs no more
+//! Generated machines: trees of every shape are read as they were made, and what is overwritten in them costs no more
 //! than an error, and an end is found.
 
 use std::collections::BTreeMap;
@@ -148,7 +148,8 @@ fn mappings(ranges: &[(u64, u64)], widths: &[usize]) -> (Machine, Vec<(u64, u64)
     }
 }
 
-/// A tree of names in a file system in memory: each has its parent's place among those before it, and a size if it is a file.
+/// A tree of names in a file system in memory: each has its parent's place among those before it, and a size if it is a
+/// file.
 fn names(tree: &[(usize, Option<u8>)]) -> (Machine, BTreeMap<String, Option<Vec<u8>>>) {
     let mut m = Maker::new();
     let array = page_array(&mut m);

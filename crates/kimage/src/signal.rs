@@ -29,7 +29,7 @@ pub struct PosixTimer {
     pub notify: u32,
     /// The signal.
     pub signal: u32,
-    /// What the program wants to be told along with it.
+    /// What the program wants to get along with it.
     pub value: u64,
     /// How often it went off without being noticed.
     pub overrun: u32,
@@ -44,7 +44,7 @@ impl Task<'_> {
     ///
     /// # Errors
     ///
-    /// Those of reading; a queue that is broken is an error, as a lost signal cannot be told.
+    /// Those of reading; a queue that is broken is an error, as a lost signal cannot be detected.
     pub fn pending_signals(&self, of_process: bool) -> Result<Vec<Vec<u8>>> {
         let task = self.object();
         let queue = if of_process {
@@ -171,7 +171,8 @@ impl Task<'_> {
         ))
     }
 
-    /// The processor time that this thread has used: in user space, in the kernel, and both as the scheduler measures it, in nanoseconds.
+    /// The processor time that this thread has used: in user space, in the kernel, and both as the scheduler measures
+    /// it, in nanoseconds.
     ///
     /// # Errors
     ///

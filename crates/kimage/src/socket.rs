@@ -1,5 +1,5 @@
-//! Sockets, as far as they are of the Internet: addresses, state, datagrams that were not read, and connections that nobody has
-//! accepted. Of those that are established, [`crate::tcp`] tells more.
+//! Sockets, as far as they are of the Internet: addresses, state, datagrams that were not read, and connections that
+//! nobody has accepted. Of those that are established, [`crate::tcp`] tells more.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
@@ -9,7 +9,7 @@ use crate::file::OpenFile;
 use crate::object::Object;
 use crate::packet::{packets, whole};
 
-/// No more can wait than `listen` was told, which is 16 bits in most kernels.
+/// No more can wait than `listen` asked for, which is 16 bits in most kernels.
 const MOST_WAITING: usize = 1 << 16;
 const INET: u32 = 2;
 const INET6: u32 = 10;
@@ -123,7 +123,8 @@ impl<'k> OpenFile<'k> {
         }))
     }
 
-    /// The connections that wait to be accepted, of a TCP socket that listens; nothing in the place of one that is not over IPv4.
+    /// The connections that wait to be accepted, of a TCP socket that listens; nothing in the place of one that is not
+    /// over IPv4.
     ///
     /// They hang in a list of requests, each with the socket that was made for it (`icsk_accept_queue`).
     ///
@@ -146,8 +147,8 @@ impl<'k> OpenFile<'k> {
         Ok(found)
     }
 
-    /// The datagrams that wait in a UDP socket, in the order in which they came; nothing in the place of one that did not
-    /// come over IPv4.
+    /// The datagrams that wait in a UDP socket, in the order in which they came; nothing in the place of one that did
+    /// not come over IPv4.
     ///
     /// # Errors
     ///
@@ -155,7 +156,7 @@ impl<'k> OpenFile<'k> {
     pub fn datagrams(&self) -> Result<Vec<Option<Datagram>>> {
         let sock = self.sock()?;
         let udp = sock.kernel().object("udp_sock", sock.address())?;
-        // Whoever reads takes the whole queue over, and reads from there.
+        // A reader takes the whole queue over, and reads from there.
         let mut waiting = packets(udp, "reader_queue")?;
         waiting.extend(packets(sock, "sk_receive_queue")?);
         waiting.into_iter().map(datagram).collect()

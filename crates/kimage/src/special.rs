@@ -19,7 +19,7 @@ pub struct EpollTarget {
     pub file: u64,
     /// The events, as in `struct epoll_event`.
     pub events: u32,
-    /// What the program wants to be told along with them.
+    /// What the program wants to get along with them.
     pub data: u64,
 }
 
@@ -30,7 +30,8 @@ pub enum Special {
     Pipe {
         /// What was written and not read.
         content: Vec<u8>,
-        /// How long each write to it was that is still there, and whether it is a packet (`O_DIRECT`), which is read by itself.
+        /// How long each write to it was that is still there, and whether it is a packet (`O_DIRECT`), which is read by
+        /// itself.
         parts: Vec<(u32, bool)>,
         /// How much fits, in bytes.
         capacity: u64,
@@ -54,8 +55,8 @@ pub enum Special {
         flags: u32,
         /// Nanoseconds between two times; 0 for once.
         interval: u64,
-        /// When it goes off next, in nanoseconds of its clock; nothing where it is not set. Of one that goes off again and
-        /// again and was not read since, when it last did: the kernel sets it anew only then.
+        /// When it goes off next, in nanoseconds of its clock; nothing where it is not set. Of one that goes off again
+        /// and again and was not read since, when it last did: the kernel sets it anew only then.
         expires: Option<u64>,
         /// Whether it has gone off and was not read since.
         expired: bool,

@@ -1,21 +1,24 @@
-//! TCP connections: the two queues of bytes that the program has not read, and that the other side has not acknowledged.
+//! TCP connections: the two queues of bytes that the program has not read, and that the other side has not
+//! acknowledged.
 //!
-//! Received packets hang in a list, sent ones in a tree until they are acknowledged, unsent ones in a list again. Each says which
-//! sequence numbers it carries; put together they must cover the queue without a gap, or the connection is not one that
-//! can be continued.
+//! Received packets hang in a list, sent ones in a tree until they are acknowledged, unsent ones in a list again. Each
+//! says which sequence numbers it carries; put together they must cover the queue without a gap, or the connection is
+//! not one that can be continued.
 //!
-//! A kernel dies between any two instructions, and its notes of one thing in several places then differ. What is told here
-//! is right after each of them, for these reasons:
+//! A kernel dies between any two instructions, and its notes of one thing in several places then differ. What is
+//! returned here is right after each of them, for these reasons:
 //!
-//! - A packet counts bytes before it has them (`tcp_sendmsg_locked`), has them before its numbers tell of them, and loses its first ones before
-//!   its numbers do (`tcp_trim_head`). So what it carries is counted from what it has ([`crate::packet`]), from its first number on,
-//!   or up to its last where it has less than its numbers tell of.
-//! - A packet goes from the list of unsent ones into the tree of sent ones through nothing (`tcp_event_new_data_sent`), and the tree may
-//!   be about to turn. But all that was sent hangs in order of time, too (`tsorted_sent_queue`), from before that until it is acknowledged.
-//! - A packet that is too long for what may be sent is cut in two, of which the second is linked nowhere until both are whole
-//!   (`tso_fragment`): until then its bytes are found in the first one's pages.
-//! - Received bytes count before they are in their list (`tcp_queue_rcv`). What follows a gap has not been acknowledged as long as it lies behind
-//!   what the last packet to the other side told (`rcv_wup`): it comes again, if it is not counted.
+//! - A packet counts bytes before it has them (`tcp_sendmsg_locked`), has them before its numbers tell of them, and
+//!   loses its first ones before its numbers do (`tcp_trim_head`). So what it carries is counted from what it has
+//!   ([`crate::packet`]), from its first number on, or up to its last where it has less than its numbers tell of.
+//! - A packet goes from the list of unsent ones into the tree of sent ones through nothing (`tcp_event_new_data_sent`),
+//!   and the tree may be about to turn. But all that was sent hangs in order of time, too (`tsorted_sent_queue`), from
+//!   before that until it is acknowledged.
+//! - A packet that is too long for what may be sent is cut in two, of which the second is linked nowhere until both are
+//!   whole (`tso_fragment`): until then its bytes are found in the first one's pages.
+//! - Received bytes count before they are in their list (`tcp_queue_rcv`). What follows a gap has not been acknowledged
+//!   as long as it lies behind what the last packet to the other side said (`rcv_wup`): it comes again, if it is not
+//!   counted.
 
 use crate::error::{Error, Result};
 use crate::file::OpenFile;
@@ -66,12 +69,13 @@ struct Segment {
     sequence: u32,
     bytes: Vec<u8>,
     /// How many of them its numbers tell of.
-    told: usize,
+    claimed: usize,
 }
 
 impl OpenFile<'_> {
-    /// Where the parts of the first packet end of which a program has not read all, counted from what it has not read. A program
-    /// that reads is given one after the other, and that it was is noted (`copied_seq`) when it has been given what it wanted of all.
+    /// Where the parts of the first packet end of which a program has not read all, counted from what it has not read.
+    /// A program that reads is given one after the other, and that it was is noted (`copied_seq`) when it has been
+    /// given what it wanted of all.
     ///
     /// # Errors
     ///
@@ -145,7 +149,7 @@ fn sent<'k>(sock: Object<'k>, tcp: Object<'k>) -> Result<Vec<Object<'k>>> {
     if !tcp.has("tsorted_sent_queue") {
         return by_number;
     }
-    // Whether anything is missing is told by the numbers.
+    // Whether anything is missing shows in the numbers.
     let by_time = tcp.embedded("tsorted_sent_queue", "list_head")?;
     let mut all = list::members(by_time, "sk_buff", "tcp_tsorted_anchor").found;
     all.extend(by_number.unwrap_or_default());
@@ -163,20 +167,20 @@ fn numbers(packet: Object<'_>) -> Result<(u32, u32)> {
 
 /// Reads a packet of a queue that begins with `start`.
 fn segment(packet: Object<'_>, start: u32) -> Result<Segment> {
-    let ((first, told), mut bytes) = (numbers(packet)?, carried(packet)?);
-    if told > LONGEST_QUEUE {
-        return Err(packet.corrupt(format!("it tells of {told} bytes")));
+    let ((first, claimed), mut bytes) = (numbers(packet)?, carried(packet)?);
+    if claimed > LONGEST_QUEUE {
+        return Err(packet.corrupt(format!("it claims {claimed} bytes")));
     }
     // Its first bytes are acknowledged, and being dropped.
-    let is_trimmed = (1..told).contains(&start.wrapping_sub(first));
-    let told = told as usize;
-    if is_trimmed && bytes.len() != told {
+    let is_trimmed = (1..claimed).contains(&start.wrapping_sub(first));
+    let claimed = claimed as usize;
+    if is_trimmed && bytes.len() != claimed {
         bytes = remaining(packet)?;
-    } else if bytes.len() < told {
-        bytes = beginning(packet, u32::try_from(told).unwrap_or(u32::MAX))?;
+    } else if bytes.len() < claimed {
+        bytes = beginning(packet, u32::try_from(claimed).unwrap_or(u32::MAX))?;
     }
-    let lost = u32::try_from(told.saturating_sub(bytes.len())).unwrap_or(0);
-    Ok(Segment { sequence: first.wrapping_add(lost), told: told.min(bytes.len()), bytes })
+    let lost = u32::try_from(claimed.saturating_sub(bytes.len())).unwrap_or(0);
+    Ok(Segment { sequence: first.wrapping_add(lost), claimed: claimed.min(bytes.len()), bytes })
 }
 
 /// How many bytes the packet that is being filled has been given that are not counted as the connection's.
@@ -185,9 +189,10 @@ fn uncounted(packet: Object<'_>, write_seq: u32) -> Result<u32> {
     Ok(if ahead < LONGEST_QUEUE { ahead } else { 0 })
 }
 
-/// How many bytes before `end` cannot have been sent. The first packet that waits may be on its way already: that it was sent is
-/// noted (`snd_nxt`) when it has been, and by then the other side may have it, and have acknowledged it. To a connection that
-/// goes on elsewhere and does not know that it had sent it this acknowledgment would be nonsense, each time that it comes.
+/// How many bytes before `end` cannot have been sent. The first packet that waits may be on its way already: that it
+/// was sent is noted (`snd_nxt`) when it has been, and by then the other side may have it, and have acknowledged it. To
+/// a connection that goes on elsewhere and does not know that it had sent it this acknowledgment would be nonsense,
+/// each time that it comes.
 fn unsent(first: u32, next: u32, end: u32, waiting: Option<(u32, u32)>) -> u32 {
     let begun = waiting.map_or(next, |(sequence, length)| sequence.wrapping_add(length));
     let (all, sent) = (end.wrapping_sub(first), next.wrapping_sub(first));
@@ -212,20 +217,20 @@ impl Queue {
         }
         let length = length as usize;
         let mut queue = Self { first, bytes: vec![0; length], covered: vec![false; length], problem: None };
-        let mut untold = Vec::new();
+        let mut unclaimed = Vec::new();
         for &packet in packets {
             match segment(packet, first) {
                 Ok(mut segment) => {
-                    let more = segment.bytes.split_off(segment.told);
-                    let told = u32::try_from(segment.told).unwrap_or(0);
-                    untold.push((segment.sequence.wrapping_add(told), more));
+                    let more = segment.bytes.split_off(segment.claimed);
+                    let claimed = u32::try_from(segment.claimed).unwrap_or(0);
+                    unclaimed.push((segment.sequence.wrapping_add(claimed), more));
                     queue.put(segment.sequence, &segment.bytes);
                 }
                 Err(problem) => queue.problem = queue.problem.or(Some(problem)),
             }
         }
         // What packets have beyond their own numbers counts where no other packet tells of it.
-        for (sequence, bytes) in untold {
+        for (sequence, bytes) in unclaimed {
             queue.put(sequence, &bytes);
         }
         Ok(queue)
@@ -238,9 +243,9 @@ impl Queue {
         let (gap, length) = (u32::try_from(gap).unwrap_or(0), u32::try_from(length).unwrap_or(0));
         let sequence = self.first.wrapping_add(gap);
         for &packet in packets {
-            let (first, told) = numbers(packet)?;
-            if told > 0 && first.wrapping_add(told) == sequence {
-                let bytes = cut_off(packet, told, length)?;
+            let (first, claimed) = numbers(packet)?;
+            if claimed > 0 && first.wrapping_add(claimed) == sequence {
+                let bytes = cut_off(packet, claimed, length)?;
                 self.put(sequence, &bytes);
             }
         }
@@ -270,7 +275,8 @@ impl Queue {
         Err(self.problem.unwrap_or_else(|| sock.corrupt(why)))
     }
 
-    /// All before the first gap, where what follows was not acknowledged: the other side had been told of numbers before this one only.
+    /// All before the first gap, where what follows was not acknowledged: only numbers before this one had been sent to
+    /// the other side.
     fn up_to_gap(mut self, sock: Object<'_>, acknowledged: u32) -> Result<Vec<u8>> {
         // Negative where nothing of it was.
         let acknowledged = acknowledged.wrapping_sub(self.first).cast_signed();

@@ -41,7 +41,7 @@ fn control_groups_are_found_in_all_hierarchies() {
     };
     assert_eq!(walk.found, [group(0, 0, "", b"/outer/inner"), group(7, 5, "batch", b"/")]);
     let walk = kernel.process(1).unwrap().control_groups();
-    assert_eq!((walk.found.len(), walk.problems.len()), (0, 1), "one without any is told");
+    assert_eq!((walk.found.len(), walk.problems.len()), (0, 1), "one without any is reported");
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn files_are_found_with_paths_across_mounts() {
 }
 
 #[test]
-fn whose_a_page_is_and_whether_it_is_shared_is_told() {
+fn whose_a_page_is_and_whether_it_is_shared_is_found() {
     let mut maker = Maker::new();
     let array = DIRECT + maker.room(1024 * 64, 4096);
     let base = DIRECT + maker.room(8, 8);
@@ -92,16 +92,16 @@ fn whose_a_page_is_and_whether_it_is_shared_is_told() {
     let machine = Machine::of(maker);
     let kernel = machine.kernel();
     let mut census = kernel.page_census().unwrap();
-    let mut told = |number: u64| census.of(number << 12).map(|used| (used.owner, used.alone));
-    assert_eq!(told(3).unwrap(), (PageOwner::Anonymous, true));
-    assert_eq!(told(4).unwrap(), (PageOwner::Anonymous, false));
-    assert_eq!(told(5).unwrap(), (PageOwner::File, true));
-    assert_eq!(told(6).unwrap(), (PageOwner::Other, true));
-    assert_eq!(told(512).unwrap(), (PageOwner::Anonymous, true));
-    assert_eq!(told(513).unwrap(), (PageOwner::Anonymous, true));
-    assert_eq!(told(768).unwrap(), (PageOwner::Anonymous, false));
-    assert_eq!(told(769).unwrap(), (PageOwner::Anonymous, false));
-    assert!(told(9).is_err());
+    let mut used = |number: u64| census.of(number << 12).map(|used| (used.owner, used.alone));
+    assert_eq!(used(3).unwrap(), (PageOwner::Anonymous, true));
+    assert_eq!(used(4).unwrap(), (PageOwner::Anonymous, false));
+    assert_eq!(used(5).unwrap(), (PageOwner::File, true));
+    assert_eq!(used(6).unwrap(), (PageOwner::Other, true));
+    assert_eq!(used(512).unwrap(), (PageOwner::Anonymous, true));
+    assert_eq!(used(513).unwrap(), (PageOwner::Anonymous, true));
+    assert_eq!(used(768).unwrap(), (PageOwner::Anonymous, false));
+    assert_eq!(used(769).unwrap(), (PageOwner::Anonymous, false));
+    assert!(used(9).is_err());
     assert_eq!(kernel.page_owner(5 << 12).unwrap(), PageOwner::File);
 }
 
@@ -215,7 +215,7 @@ fn a_broken_node_costs_its_own_mappings() {
 }
 
 #[test]
-fn names_that_go_round_are_told() {
+fn names_that_go_round_are_reported() {
     let mut machine = Machine::new();
     let dentry = machine.dentry;
     let top = machine.kernel().object("dentry", dentry).unwrap().u64("d_parent").unwrap();
@@ -245,7 +245,7 @@ fn page_tables_that_contain_themselves_are_passed_over() {
 }
 
 #[test]
-fn a_page_outside_the_memory_is_told() {
+fn a_page_outside_the_memory_is_reported() {
     let mut machine = Machine::new();
     let table = machine.table;
     poke(&mut machine, table, 0x7777_7000 | 7);
@@ -286,7 +286,7 @@ fn change() -> impl Strategy<Value = (usize, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
-    /// Whatever is overwritten: no panic, and an end.
+    /// Any bytes may be overwritten: it neither panics nor loops.
     #[test]
     fn anything_broken_ends_well(changes in prop::collection::vec(change(), 1..40)) {
         let machine = Machine::new();

@@ -1,4 +1,5 @@
-//! How far a call that moves bytes had come: the iterator over the program's buffers that it carries on the kernel's stack.
+//! How far a call that moves bytes had come: the iterator over the program's buffers that it carries on the kernel's
+//! stack.
 //!
 //! Source: Linux `include/linux/uio.h`, `lib/iov_iter.c`.
 
@@ -48,11 +49,11 @@ pub struct Progress {
 pub enum Called {
     /// The function that begins here.
     Function(u64),
-    /// One that only a register had told.
+    /// One that only a register held.
     ByPointer,
 }
 
-/// What can be told of a function that is on its way back to its caller.
+/// What is known of a function that is on its way back to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returning {
     /// Its result.
@@ -88,7 +89,8 @@ impl Kernel {
         })
     }
 
-    /// What a function had called last: who is in a call of it, or who has returned to it last, as the word below its frame tells.
+    /// What a function had called last: who is in a call of it, or who has returned to it last, as the word below its
+    /// frame tells.
     #[must_use]
     pub fn called_last(&self, frame: &Frame) -> Option<Called> {
         let own = self.symbols().function(frame.instruction)?;
@@ -112,8 +114,8 @@ impl Kernel {
         Some(Called::Function(back.wrapping_add(i64::from(distance).cast_unsigned())))
     }
 
-    /// Whether a function that was interrupted does nothing more but give up its frame and return. What it had on the stack
-    /// lies below the frame then.
+    /// Whether a function that was interrupted does nothing more but give up its frame and return. What it had on the
+    /// stack lies below the frame then.
     #[must_use]
     pub fn returning(&self, frame: &Frame) -> Option<Returning> {
         let mut code = [0; LONGEST_END];
@@ -131,8 +133,8 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// Whether a function that was interrupted has, since its last call returned, come past no instruction that adds to the member of
-    /// a structure with this offset, on a way without jumps: so it has not done that yet.
+    /// Whether a function that was interrupted has, since its last call returned, come past no instruction that adds to
+    /// the member of a structure with this offset, on a way without jumps: so it has not done that yet.
     #[must_use]
     pub fn has_not_added(&self, frame: &Frame, offset: u64) -> bool {
         let back = frame.interrupted.then(|| self.read_u64(frame.start.wrapping_sub(8)).ok()).flatten();
@@ -144,7 +146,8 @@ impl Kernel {
     }
 }
 
-/// Whether there is an instruction in code that adds a register to memory with this distance from another one. (Intel SDM volume 2.)
+/// Whether there is an instruction in code that adds a register to memory with this distance from another one. (Intel
+/// SDM volume 2.)
 fn adds_to(code: &[u8], offset: u64) -> bool {
     code.windows(3).enumerate().any(|(at, bytes)| {
         let (kind, base) = (bytes[1] >> 6, bytes[1] & 7);
@@ -157,7 +160,8 @@ fn adds_to(code: &[u8], offset: u64) -> bool {
     })
 }
 
-/// Whether code is the end of a function, and if so, whether it moves the result to its place before it returns. (Intel SDM volume 2.)
+/// Whether code is the end of a function, and if so, whether it moves the result to its place before it returns. (Intel
+/// SDM volume 2.)
 fn end_of_function(code: &[u8], returns_by: impl Fn(i32, usize) -> bool) -> Option<bool> {
     let (mut at, mut moves_result) = (0, false);
     loop {
@@ -225,8 +229,8 @@ fn progress(iterator: Object<'_>, buffers: &[Buffer], writes: bool) -> Result<Op
         let vector = kernel.object("iovec", at)?;
         Ok(Buffer { address: vector.u64("iov_base")?, length: vector.u64("iov_len")? })
     };
-    // Its place in the list is told by that alone. How many are left, and how much of this one has been moved, agrees with what is
-    // left in all but where it is just being moved on: then what is left in all is noted last.
+    // Its place in the list follows from that alone. How many are left, and how much of this one has been moved, agrees
+    // with what is left in all but where it is just being moved on: then what is left in all is noted last.
     let is_list = |passed: usize| {
         let first = at.wrapping_sub(passed as u64 * VECTOR_SIZE);
         let places = (0..).map(|index: u64| first.wrapping_add(index * VECTOR_SIZE));

@@ -1,8 +1,8 @@
-//! File systems that live in memory (tmpfs, and the kernel's first root): for them the names in memory are all there are,
-//! and the pages in memory are all contents.
+//! File systems that live in memory (tmpfs, and the kernel's first root): for them the names in memory are all there
+//! are, and the pages in memory are all contents.
 //!
 //! From a process' root the tree of mounts is followed, and in each such file system the tree of names. Contents that
-//! were swapped out are not there; such a file is told as a problem. Source: Linux `mm/shmem.c`, `fs/dcache.c`.
+//! were swapped out are not there; such a file is reported as a problem. Source: Linux `mm/shmem.c`, `fs/dcache.c`.
 
 use std::collections::HashSet;
 
@@ -212,8 +212,8 @@ impl MemoryFile<'_> {
     ///
     /// # Errors
     ///
-    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where it holds more than `most` bytes, or parts of it
-    /// are in swap.
+    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where it holds more than `most` bytes, or parts of
+    /// it are in swap.
     pub fn content(&self, most: u64) -> Result<Vec<u8>> {
         let inode = self.inode;
         if self.attributes.mode & TYPE == LINK && inode.u64("i_link")? != 0 {

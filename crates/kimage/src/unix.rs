@@ -37,7 +37,7 @@ pub struct UnixSocket<'k> {
     pub buffers: (u32, u32),
     /// `SO_PASSCRED`.
     pub passes_credentials: bool,
-    /// Its name as `bind` was told it, with the zero that ends a path; an abstract one begins with a zero.
+    /// Its name as `bind` was given it, with the zero that ends a path; an abstract one begins with a zero.
     pub name: Vec<u8>,
     /// Of a name in a file system: where it is, and what stands there.
     pub place: Option<(Path, Attributes)>,

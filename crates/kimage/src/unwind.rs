@@ -1,9 +1,9 @@
 //! Where in the kernel a thread is: its stack, frame by frame.
 //!
-//! The kernel carries the tables that it unwinds its own stack by (ORC): for each run of its code how far from the stack
-//! pointer the frame ends, and where the frame pointer of the caller was saved. A walk with them is exact, also through the
-//! stacks of interrupts, whereas words that merely look like return addresses are mostly what earlier calls have left
-//! there. Source: Linux `arch/x86/kernel/unwind_orc.c`, `arch/x86/include/asm/orc_types.h`.
+//! The kernel carries the tables that it unwinds its own stack by (ORC): for each run of its code how far from the
+//! stack pointer the frame ends, and where the frame pointer of the caller was saved. A walk with them is exact, also
+//! through the stacks of interrupts, whereas words that merely look like return addresses are mostly what earlier calls
+//! have left there. Source: Linux `arch/x86/kernel/unwind_orc.c`, `arch/x86/include/asm/orc_types.h`.
 
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
@@ -41,7 +41,8 @@ pub struct Standing {
 /// A function that had been called and had not returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Where it goes on: after the call of the next frame; in the innermost one, and where it was interrupted, the next instruction.
+    /// Where it goes on: after the call of the next frame; in the innermost one, and where it was interrupted, the next
+    /// instruction.
     pub instruction: u64,
     /// The lowest address of what it has on the stack.
     pub start: u64,
@@ -54,8 +55,9 @@ pub struct Frame {
 }
 
 impl<'k> Task<'k> {
-    /// The calls that a thread is in within the kernel, the innermost first, up to where it came from user space. A thread that
-    /// was on a processor begins where that one stood; without that, where the thread had last left a processor.
+    /// The calls that a thread is in within the kernel, the innermost first, up to where it came from user space. A
+    /// thread that was on a processor begins where that one stood; without that, where the thread had last left a
+    /// processor.
     ///
     /// # Errors
     ///
@@ -194,8 +196,9 @@ impl<'k> Walk<'k> {
         Frame { instruction, start: stack, end, interrupted: self.interrupted, result }
     }
 
-    /// Where the frame ends of who stands in what calls by register in place of the processor's own instruction (a retpoline): of
-    /// that the tables do not tell. It makes a call within itself, changes where that returns to, and returns.
+    /// Where the frame ends of who stands in what calls by register in place of the processor's own instruction (a
+    /// retpoline): of that the tables do not tell. It makes a call within itself, changes where that returns to, and
+    /// returns.
     fn end_in_thunk(&self) -> Option<u64> {
         let symbols = self.kernel.symbols();
         let start = symbols.get(THUNKS).filter(|&start| self.interrupted && self.at.instruction >= start)?;
@@ -229,7 +232,7 @@ fn rule(kernel: &Kernel, instruction: u64) -> Result<Rule<'_>> {
     } else {
         of_module(kernel, instruction)?
     };
-    // Each place is told by its distance from where that is told.
+    // Each place is recorded as its distance from the record.
     let place = |index: u64| -> Result<u64> {
         let at = places.wrapping_add(index * 4);
         let mut bytes = [0; 4];
@@ -339,9 +342,9 @@ mod tests {
         let worker = kernel.process(7).unwrap();
         let standing = Standing { instruction: code + 0x40, stack: other, base: 0, result: 5 };
         let frames = worker.kernel_stack(Some(standing)).unwrap();
-        let told: Vec<_> =
+        let found: Vec<_> =
             frames.iter().map(|f| (f.instruction - code, f.start, f.end, f.interrupted)).collect();
-        assert_eq!(told, [(0x40, other, other, true), (0x180, own, user, true), (0x210, user, user, false)]);
+        assert_eq!(found, [(0x40, other, other, true), (0x180, own, user, true), (0x210, user, user, false)]);
         assert_eq!(frames.iter().map(|f| f.result).collect::<Vec<_>>(), [5, 77, 0]);
         // What the tables do not tell of ends the walk, and so does what is another thread's stack.
         assert!(worker.kernel_stack(Some(Standing { instruction: code + 0x310, ..standing })).is_err());

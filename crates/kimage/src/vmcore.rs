@@ -1,7 +1,7 @@
 //! Memory in an ELF core of a whole machine: what QEMU's `dump-guest-memory`, `virsh dump --memory-only`, kdump's
-//! `/proc/vmcore` (copied, or in place) and `makedumpfile -E` write. Each `PT_LOAD` is a run of physical memory. kdump and
-//! makedumpfile add VMCOREINFO as a note: the copy that the dying kernel used lies in the memory reserved for the crash
-//! kernel, which its core leaves out.
+//! `/proc/vmcore` (copied, or in place) and `makedumpfile -E` write. Each `PT_LOAD` is a run of physical memory. kdump
+//! and makedumpfile add VMCOREINFO as a note: the copy that the dying kernel used lies in the memory reserved for the
+//! crash kernel, which its core leaves out.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use object::{Endianness, U64};
 use crate::error::{Error, Result};
 use crate::memory::{Layout, MappedMemory, Segment, map};
 
-/// Opens whatever file holds a machine's memory: an ELF core, or else plain memory laid out as `layout` says.
+/// Opens a file that holds a machine's memory: an ELF core, or else plain memory laid out as `layout` says.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub fn open_memory(path: &Path, layout: Layout) -> Result<MappedMemory> {
         return Ok(MappedMemory::with_segments(map, segments));
     }
     // SAFETY: the mapping is this long and lives until `segments` has returned. A core is a finished file: that
-    // nobody writes it meanwhile is what whoever names it here says, as with any file that is mapped and parsed.
+    // no one writes it meanwhile is the caller's promise, as with any file that is mapped and parsed.
     let bytes = unsafe { std::slice::from_raw_parts(map.as_ptr(), map.len()) };
     let Core { segments, vmcoreinfo } =
         core(bytes).map_err(|why| Error::NotAnImage { path: path.to_owned(), why: why.to_owned() })?;

@@ -18,7 +18,7 @@ pub struct Volume<'k> {
     object: Object<'k>,
 }
 
-/// A file, by whatever names, as the kernel had it in memory.
+/// A file, under all its names, as the kernel had it in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Inode<'k> {
     object: Object<'k>,
@@ -46,7 +46,7 @@ pub struct Attributes {
 }
 
 impl OpenFile<'_> {
-    /// What `fstat` would have told.
+    /// What `fstat` would have returned.
     ///
     /// # Errors
     ///

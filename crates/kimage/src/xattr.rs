@@ -1,7 +1,7 @@
 //! Extended attributes of an ext4's files: access lists, capabilities of programs, and what users attach.
 //!
-//! They lie behind an inode's own bytes and, where there is no room, in one block more; the kernel changes them there at
-//! once, so that these blocks have their latest state. Source: Linux `fs/ext4/xattr.c`, `fs/ext4/acl.c`,
+//! They lie behind an inode's own bytes and, where there is no room, in one block more; the kernel changes them there
+//! at once, so that these blocks have their latest state. Source: Linux `fs/ext4/xattr.c`, `fs/ext4/acl.c`,
 //! `Documentation/filesystems/ext4/attributes.rst`.
 
 use crate::error::Result;
@@ -60,7 +60,7 @@ impl<'k> Ext4<'k, '_> {
 }
 
 /// Reads entries; their values are at offsets in `values`.
-fn read(entries: &[u8], values: &[u8], found: &mut Vec<ExtendedAttribute>) -> Result<(), String> {
+pub(crate) fn read(entries: &[u8], values: &[u8], found: &mut Vec<ExtendedAttribute>) -> Result<(), String> {
     let mut at = 0;
     // The list ends with four zeros, or where the space does.
     while word(entries, at).is_some_and(|first| first != 0) {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there: no panic, and an end.
+        /// Any bytes may lie there: it neither panics nor loops.
         #[test]
         fn anything_ends_well(space in prop::collection::vec(any::<u8>(), 0..512)) {
             let mut found = Vec::new();

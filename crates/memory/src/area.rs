@@ -56,6 +56,7 @@ mod error;
 mod file;
 mod fork_locks;
 mod heap;
+mod live_map;
 mod lock;
 mod mirror;
 mod pageset;

@@ -57,7 +57,7 @@ impl Arena {
     pub fn reserve() -> Result<&'static Self, Error> {
         let mut last = Errno::NOMEM;
         for size in SIZES {
-            // SAFETY: a mapping at an address of the kernel's choice takes nothing from anybody.
+            // SAFETY: a mapping at an address of the kernel's choice replaces no mapping.
             match unsafe { mmap_anonymous(core::ptr::null_mut(), size, ProtFlags::empty(), reserved()) } {
                 Ok(base) => return Self::found(PageRange::new(base.addr(), base.addr() + size)),
                 Err(e) => last = e,

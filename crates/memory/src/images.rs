@@ -8,9 +8,10 @@
 //! *hidden*: it is mapped nowhere and images go in and out by pread(2) and pwrite(2), so that no pointer of the program
 //! reaches another state's bytes. `make bench B=rollback` measures the price of hiding.
 //!
-//! The file grows from 256 KiB by doubling, and from 16 MiB on by 16 MiB at a time, so that a store has at most twice the
-//! room that it needs. A segment's window covers all of it from the beginning, of which only the part within the file is
-//! used. Room is reserved with fallocate(2) before it is touched: a full shared-memory limit is an error, never a SIGBUS.
+//! The file grows from 256 KiB by doubling, and from 16 MiB on by 16 MiB at a time, so that a store has at most twice
+//! the room that it needs. A segment's window covers all of it from the beginning, of which only the part within the
+//! file is used. Room is reserved with fallocate(2) before it is touched: a full shared-memory limit is an error, never
+//! a SIGBUS.
 
 use std::os::fd::OwnedFd;
 
@@ -247,7 +248,7 @@ impl Images {
             Visibility::Mapped => self.mapped(slot).cast::<Page>(),
             Visibility::Hidden => {
                 let scratch = core::ptr::with_exposed_provenance_mut::<u8>(self.scratch.start);
-                // SAFETY: the scratch page is ours; whoever borrowed it before through `&self` compares at once and
+                // SAFETY: the scratch page is ours; a borrower of it through `&self` compares at once and
                 // keeps no reference (this function is private but for `bytes`, whose users do the same).
                 self.read(slot, unsafe { core::slice::from_raw_parts_mut(scratch, PAGE) })?;
                 scratch.cast::<Page>().cast_const()
@@ -276,7 +277,8 @@ impl Images {
         match self.visibility {
             Visibility::Mapped => {
                 let to = self.mapped(slot).cast_mut();
-                // SAFETY: a free slot, within the file, of a mapped segment is ours to write, and the program's page is elsewhere.
+                // SAFETY: a free slot, within the file, of a mapped segment is ours to write, and the program's page is
+                // elsewhere.
                 unsafe { page.as_ptr().copy_to_nonoverlapping(to, PAGE) };
                 Ok(())
             }

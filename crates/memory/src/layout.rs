@@ -1,7 +1,7 @@
 //! The mapping layout of a process, and what must be done to turn one layout into another.
 //!
 //! The kernel splits and joins mappings as it likes, so layouts are compared address by address, not line by line:
-//! neighbours that cannot be told apart are joined when the table is read.
+//! neighbours that do not differ are joined when the table is read.
 
 use orrery_sys::PageRange;
 use orrery_sys::maps::{Access, Entry, Maps};
@@ -99,7 +99,7 @@ pub struct Layout {
 pub enum Change {
     /// Nothing is to be here.
     Unmap(PageRange),
-    /// This is to be here, over whatever is.
+    /// This is to be here, over what there is.
     Map(Mapping),
     /// What is here is right, but for its protection.
     Protect(Mapping),
@@ -299,7 +299,7 @@ impl Layout {
 }
 
 impl Mapping {
-    /// Returns whether the two show the same memory, whatever may be done with it.
+    /// Returns whether the two show the same memory, with any protection.
     fn same_object(&self, other: &Self) -> bool {
         self.backing == other.backing
             && self.access.contains(Access::SHARED) == other.access.contains(Access::SHARED)

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// Longest path that a mapping's file may have, with its end.
 const PATH: usize = 4097;
 
-/// Maps `mapping` afresh at its place, replacing whatever is there. Its pages are then untouched.
+/// Maps `mapping` afresh at its place, replacing what is there. Its pages are then untouched.
 ///
 /// # Errors
 /// [`Error::Remap`]: shared anonymous memory is gone for good, and a file must still be at `path`.

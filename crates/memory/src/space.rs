@@ -1,8 +1,8 @@
 //! The memory of a process, or parts of it, that can be remembered and put back.
 //!
-//! A [`Space`] has a *base*: for every page the image that it had when it was last looked at, and the mapping layout. To
-//! capture is to bring the base up to date with the pages written since; to restore is to bring those pages back to the
-//! base, or to another snapshot: then the pages in which the two differ are put back as well.
+//! A [`Space`] has a *base*: for every page the image that it had when it was last looked at, and the mapping layout.
+//! To capture is to bring the base up to date with the pages written since; to restore is to bring those pages back to
+//! the base, or to another snapshot: then the pages in which the two differ are put back as well.
 //!
 //! # Order of a restore
 //!
@@ -13,9 +13,10 @@
 //! # Noticing a changed layout
 //!
 //! Reading `/proc/self/maps` costs 0.4 us a line, more than everything else in a small rollback. Where perf can be had
-//! ([`MapWatch`]) and the tracker sees new mappings, it is read only when there is reason to: a record in the ring, another
-//! total size, an unregistered mapping met by the scan, or a written page outside every known mapping. Each of `mmap`,
-//! `mprotect`, `brk`, `munmap`, `mremap`, stack growth and whatever threads and forks do leaves one of these traces.
+//! ([`MapWatch`]) and the tracker sees new mappings, it is read only when there is reason to: a record in the ring,
+//! another total size, an unregistered mapping met by the scan, or a written page outside every known mapping. Each of
+//! `mmap`, `mprotect`, `brk`, `munmap`, `mremap`, stack growth and what threads and forks do leaves one of these
+//! traces.
 //!
 //! # The first capture
 //!
@@ -316,8 +317,8 @@ impl Space {
         Ok(())
     }
 
-    /// Makes the next restore write all pages of `range`, changed or not. It is for `madvise(MADV_FREE)`: a page so marked
-    /// looks as it did until the kernel takes it away, and only a write revokes the mark.
+    /// Makes the next restore write all pages of `range`, changed or not. It is for `madvise(MADV_FREE)`: a page so
+    /// marked looks as it did until the kernel takes it away, and only a write revokes the mark.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -332,7 +333,7 @@ impl Space {
     /// succeeds.
     ///
     /// # Safety
-    /// Nobody else runs in the space: the caller's stack, and whatever it writes meanwhile, is outside the scope or in
+    /// Nothing else runs in the space: the caller's stack, and what it writes meanwhile, is outside the scope or in
     /// the arena, signals are blocked, and other threads do not write.
     pub unsafe fn capture(&mut self) -> Result<usize> {
         if !self.captured {
@@ -423,7 +424,7 @@ impl Space {
     /// not go on.
     ///
     /// # Safety
-    /// As for [`Space::capture`]; and whoever runs in the space afterwards must expect to find it changed.
+    /// As for [`Space::capture`]; and what runs in the space afterwards must expect to find it changed.
     pub unsafe fn restore(&mut self, target: Option<SnapshotId>) -> Result<Restored> {
         let mut done = Restored::default();
         let target = match target {
@@ -437,7 +438,7 @@ impl Space {
         let mut changed =
             target.is_some_and(|at| self.state(Some(at)).layout.mappings() != self.base.layout.mappings());
         if self.whole_process && process::program_break() != program_break {
-            // SAFETY: whatever lies behind the old break came after the capture.
+            // SAFETY: what lies behind the old break came after the capture.
             unsafe { process::move_program_break(program_break)? };
             changed = true;
         }

@@ -9,7 +9,7 @@
 //!
 //! A third, soft-dirty bits, has a place here but brings nothing on kernels that have neither.
 //!
-//! A tracker may report a page that did not change; it must never miss one that did, whoever wrote it: the program, a
+//! A tracker may report a page that did not change; it must never miss one that did, by any writer: the program, a
 //! system call on its behalf, another process through `process_vm_writev(2)` or `ptrace(2)`. Dropping contents
 //! (`madvise(2)` with `MADV_DONTNEED`) and replacing a mapping are writes as well.
 
@@ -84,7 +84,7 @@ impl Reference<'_> {
 pub enum Scan {
     /// Everything was looked at.
     Complete,
-    /// At this address lies memory that the tracker was not told of: the layout changed.
+    /// At this address lies memory that the tracker does not know: the layout changed.
     Strange(usize),
 }
 
@@ -97,8 +97,8 @@ pub trait Tracker: core::fmt::Debug {
     /// [`Tracker::arrange`], and reports parts by which a mapping grew.
     fn sees_new_mappings(&self) -> bool;
 
-    /// Tracks exactly `mappings` (in address order) from now on; in the gaps `voids` there is nothing. Pages of mappings that it did not track before count as
-    /// written until they are settled.
+    /// Tracks exactly `mappings` (in address order) from now on; in the gaps `voids` there is nothing. Pages of
+    /// mappings that it did not track before count as written until they are settled.
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Memory`].

@@ -35,6 +35,19 @@ fn plain() -> i32 {
     unsafe { libc::fork() }
 }
 
+/// Other tests of this process have areas at the same time, so the arena is never empty here.
+#[test]
+fn a_thousand_areas_of_the_usual_capacity_find_room() {
+    let mut areas = Vec::new();
+    for number in 0..1000 {
+        let area = Area::new(0, &options(0)).unwrap_or_else(|error| panic!("area {number}: {error}"));
+        let smallest = if number < 300 { 128 << 20 } else { 4 << 20 };
+        assert!(area.capacity() >= smallest, "area {number} has {} bytes", area.capacity());
+        areas.push(area);
+    }
+    assert!(areas[0].capacity() >= 4 << 30);
+}
+
 #[test]
 fn blocks_are_zero_aligned_and_recycled() {
     let area = Area::new(0, &options(4 << 20)).unwrap();

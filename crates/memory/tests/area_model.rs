@@ -21,6 +21,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes that an area of the test may have.
 const CAPACITY: usize = 6 << 20;
+/// What the size of a block is rounded to where it is asked what is in use.
+const UNIT: usize = 8;
 /// Ranges in one call.
 const RANGES: usize = 4;
 
@@ -244,6 +246,16 @@ impl World {
         unsafe { start.write_bytes(self.stamp, len) };
     }
 
+    /// Checks what is said to be in use of a block and around it.
+    fn check_block(&self, &Block { area, start, layout }: &Block) {
+        let (area, start, size) =
+            (&self.heaps[area], start.addr().get(), layout.size().next_multiple_of(UNIT));
+        assert!(area.in_use(start, size), "{start:#x} of {size}");
+        assert!(area.in_use(start + size - 1, 1) && area.in_use(start, 0));
+        assert!(!area.in_use(start, size + 1), "what follows {start:#x} of {size}");
+        assert!(!area.in_use(start - 1, 2), "what precedes {start:#x}");
+    }
+
     fn work(&mut self, op: Op) {
         match op {
             Op::Allocate { area, size, align } => {
@@ -253,7 +265,9 @@ impl World {
                 assert!(start.addr().get().is_multiple_of(layout.align()));
                 assert!(bytes_at(start.addr().get() as u64, size as u64).iter().all(|byte| *byte == 0));
                 self.fill(start, size.div_ceil(2));
-                self.blocks.push(Block { area, start, layout });
+                let block = Block { area, start, layout };
+                self.check_block(&block);
+                self.blocks.push(block);
             }
             Op::Resize { block, size } if !self.blocks.is_empty() => {
                 let index = block % self.blocks.len();
@@ -265,17 +279,23 @@ impl World {
                 assert_eq!(xxh3_64(bytes_at(start.addr().get() as u64, kept as u64)), before);
                 let layout = Layout::from_size_align(size, layout.align()).unwrap();
                 self.blocks[index] = Block { area, start, layout };
+                self.check_block(&self.blocks[index]);
             }
             Op::Free { block } if !self.blocks.is_empty() => {
                 let block = self.blocks.swap_remove(block % self.blocks.len());
                 // SAFETY: it was in the list, so it is in use, and now nobody knows it.
                 unsafe { self.heaps[block.area].free(block.start, block.layout) };
+                for at in [0, block.layout.size() / 2, block.layout.size() - 1] {
+                    assert!(!self.heaps[block.area].in_use(block.start.addr().get() + at, 1));
+                }
             }
             Op::WriteBlock { block, at, len } if !self.blocks.is_empty() => {
                 let Block { start, layout, .. } = self.blocks[block % self.blocks.len()];
-                let at = at % layout.size();
-                // SAFETY: inside the block.
-                self.fill(unsafe { start.add(at) }, len.min(layout.size() - at));
+                // All that is in use may be overwritten, and the allocator is as before.
+                let size = layout.size().next_multiple_of(UNIT);
+                let at = at % size;
+                // SAFETY: inside what the area has for the block.
+                self.fill(unsafe { start.add(at) }, len.min(size - at));
             }
             Op::WriteRaw { area, at, len } => {
                 let (start, there) = self.raws[area % self.raws.len()].raw().unwrap();

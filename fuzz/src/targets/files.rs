@@ -64,6 +64,84 @@ pub(super) fn kernel_images() -> Vec<Vec<u8>> {
     vec![core(4096), core(1 << 40), plain]
 }
 
+/// A block of a disk that a service, or a kernel that was dying, has written.
+pub(super) fn ext4_block(input: &[u8]) {
+    orrery_kimage::fuzzing::ext4_block(input);
+}
+
+/// A directory of two names, and a block with an attribute, whose value lies at its end.
+pub(super) fn ext4_blocks() -> Vec<Vec<u8>> {
+    let entry = |number: u32, length: u16, name: &[u8]| {
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.extend(length.to_le_bytes());
+        bytes.extend([u8::try_from(name.len()).unwrap_or(0), 1]);
+        bytes.extend(name);
+        bytes.resize(usize::from(length), 0);
+        bytes
+    };
+    let directory = [entry(2, 12, b"."), entry(2, 12, b".."), entry(17, 1000, b"file")].concat();
+    let mut attributes = vec![4, 1];
+    attributes.extend(1000_u16.to_le_bytes());
+    attributes.extend([0_u32, 5, 0].into_iter().flat_map(u32::to_le_bytes));
+    attributes.extend(b"name");
+    attributes.resize(1000, 0);
+    attributes.extend(b"value");
+    attributes.resize(1024, 0);
+    vec![directory, attributes]
+}
+
+/// A symbolic link in an archive that a policy mounts.
+pub(super) fn mount_link(input: &[u8]) {
+    orrery_hijack::fuzzing::mount_link(input);
+}
+
+/// Links to within the mount and out of it, each with its directory and the mount's.
+pub(super) fn mount_links() -> Vec<Vec<u8>> {
+    ["/bin\0../lib/x\0/opt/app", "/bin\0/opt/app/lib\0/opt/app", "/a/b\0../../../other/x\0/opt/app"]
+        .map(|text| text.as_bytes().to_vec())
+        .to_vec()
+}
+
+unsafe extern "C" {
+    fn fuzz_library(fd: std::ffi::c_int, size: u64, known: *mut u64) -> std::ffi::c_int;
+}
+
+/// The beginning of a library that a program opens, as the auditor reads it (C).
+pub(super) fn library(input: &[u8]) {
+    const MOST: u64 = 1 << 58;
+    let Ok(file) = memfd_create("library", MemfdFlags::CLOEXEC) else { return };
+    if rustix::io::write(&file, input) != Ok(input.len()) {
+        return;
+    }
+    let mut known = [0_u64; 4];
+    // SAFETY: there is room for the four numbers that the function writes.
+    let is_worth = unsafe { fuzz_library(file.as_raw_fd(), input.len() as u64, known.as_mut_ptr()) } != 0;
+    let [length, alignment, relocated, relocated_length] = known;
+    if is_worth {
+        assert!(length < MOST && length.is_multiple_of(4096) && alignment.is_power_of_two(), "{known:x?}");
+        assert!(relocated < MOST && relocated_length < MOST && relocated.is_multiple_of(4096), "{known:x?}");
+    }
+}
+
+/// Libraries of which the auditor keeps the place, with much and with little relocated.
+pub(super) fn libraries() -> Vec<Vec<u8>> {
+    let library = |relocated: u64| {
+        let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        bytes.extend([3_u16, 62].into_iter().flat_map(u16::to_le_bytes));
+        bytes.extend(1_u32.to_le_bytes());
+        bytes.extend([0_u64, 64, 0].into_iter().flat_map(u64::to_le_bytes));
+        bytes.extend(0_u32.to_le_bytes());
+        bytes.extend([64_u16, 56, 2, 0, 0, 0].into_iter().flat_map(u16::to_le_bytes));
+        for (kind, address, length) in [(1_u32, 0_u64, 4_u64 << 20), (0x6474_e552, 1 << 20, relocated)] {
+            bytes.extend([kind, 5].into_iter().flat_map(u32::to_le_bytes));
+            bytes.extend([0, address, address, length, length, 4096].into_iter().flat_map(u64::to_le_bytes));
+        }
+        bytes.resize(2048, 0);
+        bytes
+    };
+    vec![library(64 << 10), library(4096)]
+}
+
 /// Code before a system call, which a program may have made itself.
 pub(super) fn rewriting(input: &[u8]) {
     orrery_hijack::fuzzing::rewriting(input);

@@ -1,8 +1,8 @@
 //! The pace: whether two who hand over to each other should share a CPU, or spin on two.
 //!
-//! On one CPU a hand-over costs about a microsecond, and nothing is wasted. On two CPUs, with the waiter spinning, it costs
-//! a fraction of that, and a second CPU. A waiter that is asleep on the other CPU costs 30 times as much. So two go *apart*
-//! only where
+//! On one CPU a hand-over costs about a microsecond, and nothing is wasted. On two CPUs, with the waiter spinning, it
+//! costs a fraction of that, and a second CPU. A waiter that is asleep on the other CPU costs 30 times as much. So two
+//! go *apart* only where
 //!
 //! - they hand over so often that no wait is longer than a spin: [`OFTEN`] there and back;
 //! - the program may use two CPUs, and the kernel counts fewer runnable tasks than that (`/proc/loadavg`);
@@ -121,7 +121,8 @@ pub struct CpuPolicy {
     since: Moment,
     /// The naps of both when it began.
     naps: u32,
-    /// What a round takes when they are together. Pauses do not count: it grows by an eighth at a time, and falls at once.
+    /// What a round takes when they are together. Pauses do not count: it grows by an eighth at a time, and falls at
+    /// once.
     usual: Duration,
     /// When they went apart.
     apart: Moment,
@@ -161,8 +162,8 @@ impl CpuPolicy {
         }
     }
 
-    /// Counts one round in the midst of a batch, in which there is nothing to decide; false, with nothing counted, where it is
-    /// not so: [`CpuPolicy::count`] it then.
+    /// Counts one round in the midst of a batch, in which there is nothing to decide; false, with nothing counted,
+    /// where it is not so: [`CpuPolicy::count`] it then.
     #[inline]
     pub fn goes_on(&mut self, naps: u32) -> bool {
         // As few as never end a batch.
@@ -246,7 +247,7 @@ impl CpuPolicy {
             return;
         }
         if !around.has_idle_cpu() {
-            // It may have been somebody who was just passing. To look costs little; what patience is for are trials.
+            // It may have been a thread that ran for a moment. To look costs little; what patience is for are trials.
             self.next = now.after(TIMEOUT);
             return;
         }

@@ -1,10 +1,10 @@
 //! What ringer and waiter do with the words of a gate, whatever those words are made of.
 //!
-//! The danger is a lost ring: the waiter sees no ring and lies down, the ringer sees no sleeper and does not wake. Each of
-//! the two *writes before it reads*: the ringer adds to the bell, then looks for sleepers; the waiter counts itself among
-//! the sleepers, then looks at the bell. All accesses are sequentially consistent, so one of the two sees the other. What
-//! is left is the moment between the waiter's look and its lying down, and that is futex(2)'s own business: the kernel
-//! compares again.
+//! The danger is a lost ring: the waiter sees no ring and lies down, the ringer sees no sleeper and does not wake. Each
+//! of the two *writes before it reads*: the ringer adds to the bell, then looks for sleepers; the waiter counts itself
+//! among the sleepers, then looks at the bell. All accesses are sequentially consistent, so one of the two sees the
+//! other. What is left is the moment between the waiter's look and its lying down, and that is futex(2)'s own business:
+//! the kernel compares again.
 //!
 //! The words are behind a trait so that the model check (`model.rs`) runs this very code on words whose accesses a
 //! scheduler interleaves in every possible way.
@@ -25,8 +25,8 @@ pub(super) trait Word {
 pub(super) trait FutexWait {
     /// Returns whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each sleep.
     fn is_over(&mut self) -> Option<Woken>;
-    /// Sleeps until the bell is no longer what was heard, something happens that [`FutexWait::is_over`] should look at, or for
-    /// no reason at all.
+    /// Sleeps until the bell is no longer what was heard, something happens that [`FutexWait::is_over`] should look at,
+    /// or for no reason at all.
     fn doze(&mut self);
 }
 
@@ -38,12 +38,13 @@ pub(super) fn ring(bell: &impl Word, sleepers: &impl Word) {
     }
 }
 
-/// Rings only where somebody sleeps, after a sequentially consistent write to what the other one looks at beside its bell:
-/// that write takes the place of the ring in the argument above, and the ring is what changes the word that is slept on.
+/// Rings only where a thread sleeps, after a sequentially consistent write to what the other one looks at beside its
+/// bell: that write takes the place of the ring in the argument above, and the ring is what changes the word that is
+/// slept on.
 ///
-/// Who is going to wait for the other one anyway may do this twice instead, and spare itself the fence: after a plain write, and
-/// again, behind a fence, before it sleeps. The first look may come too early; the second one does not, and until then
-/// the two are at worst both awake and asleep.
+/// Who is going to wait for the other one anyway may do this twice instead, and spare itself the fence: after a plain
+/// write, and again, behind a fence, before it sleeps. The first look may come too early; the second one does not, and
+/// until then the two are at worst both awake and asleep.
 #[inline]
 pub(super) fn ring_if_asleep(bell: &impl Word, sleepers: &impl Word) {
     if sleepers.read() != 0 {
@@ -52,7 +53,7 @@ pub(super) fn ring_if_asleep(bell: &impl Word, sleepers: &impl Word) {
     }
 }
 
-/// Sleeps until `bell` is no longer `heard`, somebody has `called` in another way, or the wait is over.
+/// Sleeps until `bell` is no longer `heard`, another has `called` in another way, or the wait is over.
 pub(super) fn sleep(
     bell: &impl Word,
     sleepers: &impl Word,

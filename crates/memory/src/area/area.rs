@@ -29,8 +29,9 @@ const LEAP: usize = 64 << 20;
 pub struct AreaOptions {
     /// How its pages reach orbits.
     pub mode: Mode,
-    /// The bytes up to which it can grow; 0 lets Orrery choose (a sixteenth of what is free, at most 16 GiB). Address
-    /// space costs nothing.
+    /// The bytes up to which it can grow; 0 lets Orrery choose: at most 16 GiB, and a sixteenth of the largest free
+    /// stretch of addresses, or a 256th of it once that is half of the arena or less. So of such areas some thousand
+    /// find room.
     pub capacity: usize,
     /// Where it is to lie, page aligned; anywhere if `None`. At an address outside of the arena it cannot grow beyond
     /// what was free there.
@@ -63,7 +64,7 @@ pub(super) struct Inner {
 
 /// Who watches an area.
 struct Watch {
-    /// None until somebody does.
+    /// None until then.
     watcher: Option<Watcher>,
     mirrors: Vec<Arc<Marks>>,
 }
@@ -191,7 +192,8 @@ impl Area {
         Ok(())
     }
 
-    /// Changes a block's size, moving it if need be; bytes that are new are zero. After an error the block is as it was.
+    /// Changes a block's size, moving it if need be; bytes that are new are zero. After an error the block is as it
+    /// was.
     ///
     /// # Errors
     /// Those of [`Area::allocate`].
@@ -236,7 +238,19 @@ impl Area {
         self.0.heap.lock().blocks()
     }
 
-    /// Returns the freed block that holds `address`, if it was recorded ([`super::record_freed`]) and is not in use again.
+    /// Returns whether the `len` bytes at `address`, which may lie anywhere, are all in one block that is in use, whose
+    /// size is rounded up to eight bytes, or in what is in use of raw memory. The allocator's own words are in no
+    /// block.
+    pub fn in_use(&self, address: usize, len: usize) -> bool {
+        let Some(end) = address.checked_add(len) else { return false };
+        if self.0.kind.load(Ordering::Acquire) == HEAP {
+            return self.0.heap.lock().all_live(address..end);
+        }
+        address >= self.base() && end <= self.base() + self.used()
+    }
+
+    /// Returns the freed block that holds `address`, if it was recorded ([`super::record_freed`]) and is not in use
+    /// again.
     pub fn freed_at(&self, address: usize) -> Option<super::Freed> {
         self.0.heap.lock().freed_at(address)
     }
@@ -443,6 +457,8 @@ impl Inner {
             })?;
         }
         let end = self.range.start + self.committed.load(Ordering::Acquire);
+        heap.prepare(self.range.start, end)
+            .ok_or(Error::Memory { bytes: end - self.range.start, errno: rustix::io::Errno::NOMEM })?;
         // SAFETY: the memory was just made writable, or was not given to the heap yet, and is the area's own.
         unsafe { heap.extend(self.range.start, end) }.ok_or(Error::AreaFull {
             base: self.range.start,

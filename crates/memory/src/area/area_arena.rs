@@ -1,8 +1,8 @@
 //! The arena: the stretch of address space in which areas lie, at the same place in main and in every orbit.
 //!
-//! It is reserved once, before the first orbit is forked, so an area that is made later finds its addresses free on both
-//! sides. Reserved means `PROT_NONE` without accounting: it costs a line in `/proc/self/maps`. Spans are cut from it for
-//! areas ([`super::pageset::GROUP`] pages and multiples) and come back when the area goes.
+//! It is reserved once, before the first orbit is forked, so an area that is made later finds its addresses free on
+//! both sides. Reserved means `PROT_NONE` without accounting: it costs a line in `/proc/self/maps`. Spans are cut from
+//! it for areas ([`super::pageset::GROUP`] pages and multiples) and come back when the area goes.
 //!
 //! An area at an address that its user chose lies elsewhere, but has a span here all the same: the span's place in the
 //! arena is the area's place in every mirror.
@@ -26,9 +26,16 @@ const SPAN: usize = GROUP * PAGE;
 /// The largest arena, and the smallest that is worth having.
 const LARGEST: usize = 256 << 30;
 const SMALLEST: usize = 256 << 20;
+/// Which part of the largest free stretch an area has whose user names no capacity: while half of the arena is free,
+/// and then.
+const FIRST_PART: usize = 16;
+const LATER_PART: usize = 256;
+/// And how much at most.
+const MOST: usize = 16 << 30;
 /// Where it is put if nothing is there: far from executables (below) and libraries, stacks and heaps (above).
 const PLACE: usize = 0x6000_0000_0000;
-/// An arena takes at most this part of a limit on address space, data or file size, as every orbit wants its size again.
+/// An arena takes at most this part of a limit on address space, data or file size, as every orbit wants its size
+/// again.
 const PART_OF_LIMIT: u64 = 8;
 
 /// The process-wide reservation in which areas lie.
@@ -76,10 +83,12 @@ impl AreaArena {
         self.range
     }
 
-    /// Returns the capacity of an area whose user names none: ample, but always leaving room for more areas.
+    /// Returns the capacity of an area whose user names none: a sixteenth of the largest free stretch while half of the
+    /// arena is in one piece, then a smaller part of it, so that some thousand areas find room.
     pub(super) fn usual_capacity(&self) -> usize {
         let largest = self.free.lock().iter().map(|span| span.len()).max().unwrap_or(0);
-        (largest / 16).clamp(64 << 20, 16 << 30)
+        let part = if largest > self.len() / 2 { largest / FIRST_PART } else { largest / LATER_PART };
+        (part / SPAN * SPAN).clamp(SPAN, MOST)
     }
 
     /// Cuts a span of at least `bytes` out, at `at` if given.
@@ -180,7 +189,7 @@ fn map_nothing(place: usize, size: usize, more: MapFlags) -> rustix::io::Result<
         .map(|base| base.expose_provenance())
 }
 
-/// Drops whatever is mapped in `span`, a part of the arena, and reserves it again.
+/// Drops all that is mapped in `span`, a part of the arena, and reserves it again.
 pub(super) fn empty(span: PageRange) -> rustix::io::Result<()> {
     map_nothing(span.start, span.len(), MapFlags::FIXED).map(|_| ())
 }

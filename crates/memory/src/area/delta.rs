@@ -2,7 +2,7 @@
 //!
 //! Copies wait in *frames*, the pages of a second memory file that main writes and the orbit can only read. The list of
 //! a delta (which page of the mirror gets which frame) lies in frames as well, so that a queue slot carries two numbers
-//! ([`DeltaRef`]) whatever the call dirtied.
+//! ([`DeltaRef`]) of what the call dirtied.
 //!
 //! Frame 0 is the *board*: what an orbit has to know beyond the pages of its calls, namely which areas lie outside of
 //! the arena.
@@ -235,7 +235,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Takes frames for `count` pages from `address` on, which somebody else fills, and lists them.
+    /// Takes frames for `count` pages from `address` on, which the caller fills, and lists them.
     pub(super) fn reserve(
         &mut self,
         page: usize,

@@ -72,7 +72,7 @@ pub enum Error {
         /// How it is used.
         used: &'static str,
     },
-    /// An orbit cannot be told of more areas outside of the arena.
+    /// An orbit cannot know more areas outside of the arena.
     #[error(
         "an orbit can see {limit} areas at addresses outside of the arena: let Orrery choose the address"
     )]

@@ -40,7 +40,7 @@ impl PageFile {
         let no_memory = |errno| Error::Memory { bytes, errno };
         let fd = raise(memfd_create(name, MemfdFlags::CLOEXEC).map_err(no_memory)?);
         file_may_end_at(bytes as u64).and_then(|()| ftruncate(&fd, bytes as u64)).map_err(no_memory)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody; children have no use
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces no mapping; children have no use
         // for it and dumps neither.
         let window = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;

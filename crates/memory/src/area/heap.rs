@@ -1,9 +1,11 @@
 //! The allocator inside an area.
 //!
 //! talc does the work. Its free lists are kept outside of the area, so that allocating dirties the pages of the blocks
-//! themselves and hardly another; only boundary tags and the links of free blocks lie among the data.
+//! themselves and hardly another; only boundary tags and the links of free blocks lie among the data. Which bytes are in
+//! blocks is recorded outside of the area, too ([`LiveMap`]).
 
 use core::alloc::Layout;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::boxed::Box;
@@ -16,6 +18,8 @@ use talc::base::Talc;
 use talc::base::binning::DefaultBinning;
 use talc::min_first_heap_size;
 use talc::source::Manual;
+
+use super::live_map::LiveMap;
 
 /// Room for talc's free lists, and for nothing else.
 type Lists = Box<[u64]>;
@@ -33,6 +37,7 @@ pub(super) struct Heap {
     /// Behind the last byte that was ever part of a block.
     high: usize,
     blocks: usize,
+    live: LiveMap,
     /// Behind the last byte that it was given.
     given: usize,
     _lists: Option<Lists>,
@@ -75,10 +80,18 @@ impl Heap {
             top: None,
             high: 0,
             blocks: 0,
+            live: LiveMap::new(),
             given: 0,
             _lists: None,
             freed: BTreeMap::new(),
         }
+    }
+
+    /// Prepares for memory from `start` to `end`, of which it has the first part; [`Heap::extend`] gives it the rest.
+    ///
+    /// Returns `None`, and is as before, if there is no memory for the map.
+    pub(super) fn prepare(&mut self, start: usize, end: usize) -> Option<()> {
+        self.live.extend(start, end)
     }
 
     /// Gives it the memory up to `end` that follows what it has; the first time from `start` on.
@@ -131,6 +144,7 @@ impl Heap {
         self.high = self.high.max(block.addr().get() + layout.size());
         zero(block, layout.size());
         self.used_again(block, layout.size());
+        self.live.mark(bytes_of(block, layout.size()), true);
         Some(block)
     }
 
@@ -155,6 +169,12 @@ impl Heap {
         (address < freed.start + freed.len).then_some(*freed)
     }
 
+    /// Returns whether `bytes`, which may lie anywhere, are all in blocks that are in use; tags lie between blocks, so
+    /// then they are in one.
+    pub(super) fn all_live(&self, bytes: Range<usize>) -> bool {
+        self.live.all_live(bytes)
+    }
+
     /// Takes a block back.
     ///
     /// # Safety
@@ -166,6 +186,7 @@ impl Heap {
             let number = FREES.fetch_add(1, Ordering::Relaxed) + 1;
             self.freed.insert(start, Freed { start, len, number });
         }
+        self.live.mark(bytes_of(block, layout.size()), false);
         // SAFETY: the caller's promise.
         unsafe { self.talc.deallocate(block.as_ptr(), layout) };
     }
@@ -177,6 +198,10 @@ impl Heap {
     pub(super) unsafe fn resize(&mut self, block: NonNull<u8>, layout: Layout, size: usize) -> bool {
         // SAFETY: the caller's promise.
         let done = unsafe { self.talc.try_realloc_in_place(block.as_ptr(), layout, size) };
+        if done {
+            self.live.mark(bytes_of(block, layout.size()), false);
+            self.live.mark(bytes_of(block, size), true);
+        }
         if done && size > layout.size() {
             self.high = self.high.max(block.addr().get() + size);
             // SAFETY: the block has `size` bytes now.
@@ -185,6 +210,10 @@ impl Heap {
         }
         done
     }
+}
+
+fn bytes_of(block: NonNull<u8>, len: usize) -> Range<usize> {
+    block.addr().get()..block.addr().get() + len
 }
 
 /// Zeroes `len` bytes of a block; whole pages of a large one are dropped rather than written.

@@ -2,8 +2,8 @@
 //!
 //! A mirror is a memory file as large as the arena that holds each page as the orbit saw it last. The orbit maps it
 //! privately over its arena ([`super::View`]), main writes changed pages into it. Every mirror keeps two sets of pages:
-//! those *pending* (main's may differ from the mirror's) and those *held* (the file has contents for them). A scan of an
-//! area, on behalf of whichever mirror, marks what was written as pending in all mirrors that watch the area.
+//! those *pending* (main's may differ from the mirror's) and those *held* (the file has contents for them). A scan of
+//! an area, on behalf of whichever mirror, marks what was written as pending in all mirrors that watch the area.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -54,8 +54,8 @@ impl Marks {
         self.pending.insert(first, count);
     }
 
-    /// Begins with an area of `pages` pages at `first`, of which `there` are accessible: they are pending, and so is all
-    /// that another area may have left at this place.
+    /// Begins with an area of `pages` pages at `first`, of which `there` are accessible: they are pending, and so is
+    /// all that another area may have left at this place.
     pub(super) fn begin(&self, first: usize, pages: usize, there: usize) {
         self.pending.insert(first, there);
         self.held.for_each(first, first + pages, |page, count| self.pending.insert(page, count));
@@ -83,7 +83,7 @@ unsafe impl Sync for Inner {}
 
 struct State {
     frames: Frames,
-    /// What a call is about, what a copier is to do, and what the orbit is told; kept for their memory.
+    /// What a call is about, what a copier is to do, and what the orbit is sent; kept for their memory.
     runs: Vec<Run>,
     jobs: Vec<Job>,
     list: Vec<Entry>,
@@ -141,9 +141,9 @@ impl Mirror {
         Ok(Self(inner))
     }
 
-    /// Copies what `areas` have now, in use or not, into the mirror of an orbit that is about to be forked or starts again
-    /// from nothing: it finds them so until a call names them. Of areas outside of the arena there is room for as many as a
-    /// call may name; others are left out.
+    /// Copies what `areas` have now, in use or not, into the mirror of an orbit that is about to be forked or starts
+    /// again from nothing: it finds them so until a call names them. Of areas outside of the arena there is room for as
+    /// many as a call may name; others are left out.
     ///
     /// # Errors
     /// [`Error::Busy`] while captured deltas are not released, [`Error::Foreign`], [`Error::Store`], [`Error::System`].
@@ -246,7 +246,7 @@ impl Mirror {
         }
         let Inner { marks, file, arena, .. } = &*self.0;
         file.punch(0, arena.pages())?;
-        // Whoever was pending still is, and what was held has to come again.
+        // What was pending still is, and what was held has to come again.
         marks.held.drain(0, arena.pages(), |page, count| marks.pending.insert(page, count));
         Ok(())
     }
@@ -325,8 +325,8 @@ enum Way {
 impl Mode {
     /// Returns whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
     ///
-    /// A copy takes main 0.4 us for each page. A fork takes 70 us and 0.022 us for each page that comes along, and then a
-    /// page fault of main's takes 1.7 us more while the copier is at work.
+    /// A copy takes main 0.4 us for each page. A fork takes 70 us and 0.022 us for each page that comes along, and then
+    /// a page fault of main's takes 1.7 us more while the copier is at work.
     fn wants_copier(self, dirty: usize, extent: usize) -> bool {
         const COPY: usize = 400;
         const FORK: usize = 70_000;
@@ -423,8 +423,8 @@ impl Inner {
             }
             let is_new = |index: usize| {
                 let (page, address) = (run.page + index, run.address + index * PAGE);
-                // SAFETY: both pages are mapped and readable. The area's may be written meanwhile: libc looks at bytes and
-                // no reference is made; the page is hot, so the next call gets it again.
+                // SAFETY: both pages are mapped and readable. The area's may be written meanwhile: libc looks at bytes
+                // and no reference is made; the page is hot, so the next call gets it again.
                 let same = || unsafe {
                     let main = core::ptr::with_exposed_provenance::<u8>(address);
                     libc::memcmp(main.cast(), self.file.at(page).cast(), PAGE) == 0
@@ -458,7 +458,7 @@ impl Inner {
         hot.note_idle(idle);
     }
 
-    /// Brings pages on their way: into the mirror at once, or, if queued, into frames. Somebody may be left at work.
+    /// Brings pages on their way: into the mirror at once, or, if queued, into frames. A copier may be left at work.
     fn send(
         &self,
         frames: &mut Frames,
@@ -564,7 +564,7 @@ impl Inner {
     }
 }
 
-/// Adds the parts of a long run to `runs`, with and without contents; the whole run where that cannot be told.
+/// Adds the parts of a long run to `runs`, with and without contents; the whole run where that is unknown.
 fn split(tracking: &Tracking, run: Run, runs: &mut Vec<Run>) -> Result<(), Error> {
     let whole = PageRange::new(run.address, run.address + run.count * PAGE);
     let begin = runs.len();
@@ -575,17 +575,17 @@ fn split(tracking: &Tracking, run: Run, runs: &mut Vec<Run>) -> Result<(), Error
             runs.push(Run { page, address: part.start, count: part.pages(), way });
         }
     };
-    let told = tracking.with_contents(whole, |part| {
+    let known = tracking.with_contents(whole, |part| {
         add(runs, PageRange::new(at, part.start), Way::Zeros);
         add(runs, part, Way::Copy);
         at = part.end;
     });
-    match told {
+    match known {
         Ok(()) => add(runs, PageRange::new(at, whole.end), Way::Zeros),
         Err(_) => {
             runs.truncate(begin);
             runs.push(run);
         }
     }
-    told
+    known
 }

@@ -34,7 +34,7 @@ impl PageSet {
         let bits = pages / 8;
         let bytes = (bits + pages / GROUP / 8).next_multiple_of(PAGE);
         let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody.
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces no mapping.
         let base = unsafe { mmap_anonymous(core::ptr::null_mut(), bytes, access, kind) }
             .map_err(|errno| Error::Memory { bytes, errno })?;
         Ok(Self { bits: base.cast(), summary: base.wrapping_byte_add(bits).cast(), pages, bytes })

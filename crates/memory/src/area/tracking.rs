@@ -2,8 +2,8 @@
 //!
 //! One descriptor pair (userfaultfd and page map) serves all areas of a process; a forked child has to open its own, as
 //! registrations do not survive a fork and a page map stays that of the process that opened it. The ways of tracking
-//! are those of [`crate::tracker`], without its images: an area's pages are compared with a *shadow*, a copy of what was
-//! last reported, where the kernel cannot say what was written.
+//! are those of [`crate::tracker`], without its images: an area's pages are compared with a *shadow*, a copy of what
+//! was last reported, where the kernel cannot say what was written.
 
 use std::sync::Arc;
 
@@ -92,8 +92,8 @@ impl Tracking {
 
     /// Like [`Tracking::populated`], without pages of zeros that nobody wrote.
     ///
-    /// A page that was protected before it was there, and one whose contents are being moved, look as if they were swapped
-    /// out (PAGE_IS_SWAPPED). Such a page is read.
+    /// A page that was protected before it was there, and one whose contents are being moved, look as if they were
+    /// swapped out (PAGE_IS_SWAPPED). Such a page is read.
     pub(super) fn with_contents(
         &self,
         range: PageRange,
@@ -154,8 +154,8 @@ impl Tracking {
 /// Returns whether a page of an area has zeros only.
 fn is_zero(page: usize) -> bool {
     const ZEROS: [u8; PAGE] = [0; PAGE];
-    // SAFETY: the page is an area's, mapped and readable. It may be written meanwhile: libc looks at bytes and no reference
-    // is made; the write is reported to the next call.
+    // SAFETY: the page is an area's, mapped and readable. It may be written meanwhile: libc looks at bytes and no
+    // reference is made; the write is reported to the next call.
     unsafe { libc::memcmp(core::ptr::with_exposed_provenance(page), ZEROS.as_ptr().cast(), PAGE) == 0 }
 }
 
@@ -174,7 +174,7 @@ struct Private(PageRange);
 impl Private {
     fn map(bytes: usize) -> Result<Self, Error> {
         let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody; leaving it out of
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces no mapping; leaving it out of
         // forks concerns this module alone.
         unsafe {
             let base = mmap_anonymous(core::ptr::null_mut(), bytes, access, kind)
@@ -262,7 +262,7 @@ impl Watcher {
         });
         match scanned {
             Err(Error::System(error)) if error.errno == Errno::PERM => {
-                // Somebody mapped the memory again.
+                // The program mapped the memory again.
                 hot.clear();
                 if let Some(uffd) = &tracking.uffd {
                     uffd.register(self.range)?;

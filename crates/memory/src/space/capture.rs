@@ -8,7 +8,7 @@ use crate::images::{Image, Page};
 use crate::layout::{Backing, Mapping};
 use crate::{PAGE, PageRange, Result};
 
-/// How many ranges that a fork does not copy are told apart from the rest; where there are more, all is copied.
+/// How many ranges that a fork does not copy are distinguished from the rest; where there are more, all is copied.
 const MOST_NOT_FORKED: usize = 16;
 
 impl Space {
@@ -100,8 +100,8 @@ impl Space {
         if !few {
             return Ok(());
         }
-        // Where no process may be made, or its memory not be read (that of one that is closed to debuggers, by an ordinary
-        // user), copying still works.
+        // Where no process may be made, or its memory not be read (that of one that is closed to debuggers, by an
+        // ordinary user), copying still works.
         self.memory_copy = MemoryCopy::spawn().ok().filter(|copy| {
             let code = protect as *const () as usize;
             copy.read(code, &mut [0]).is_ok()

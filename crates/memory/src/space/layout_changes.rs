@@ -29,7 +29,7 @@ impl Space {
         Ok(())
     }
 
-    /// Reads the present layout. Private mappings that are not the tracked ones, though they may look alike (somebody
+    /// Reads the present layout. Private mappings that are not the tracked ones, though they may look alike (another
     /// unmapped one and mapped the same again), are added to the lost ranges: all their pages count as written.
     pub(super) fn read_layout(&mut self) -> Result<()> {
         self.layout_read = true;
@@ -152,8 +152,8 @@ impl Space {
         self.tracked.get(at).is_some_and(|tracked| tracked.of_file && !tracked.has_images)
     }
 
-    /// Fills `self.work` with every range that may differ from the base, and from the target of a restore, which is given
-    /// with a counter of layout changes. A layout that turns out to have changed is adopted or shaped first.
+    /// Fills `self.work` with every range that may differ from the base, and from the target of a restore, which is
+    /// given with a counter of layout changes. A layout that turns out to have changed is adopted or shaped first.
     pub(super) fn find_written(&mut self, mut target: Option<(Option<usize>, &mut usize)>) -> Result<()> {
         for _ in 0..PATIENCE {
             self.written.clear();

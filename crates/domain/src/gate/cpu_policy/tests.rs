@@ -18,9 +18,9 @@ struct Scene {
     idle: u64,
 }
 
-/// Nobody else is there.
+/// No other thread runs.
 const QUIET: Scene = Scene { together: 1_700, apart: 500, sleeps: false, idle: 95 };
-/// Somebody computes on each CPU.
+/// A thread computes on each CPU.
 const BUSY: Scene = Scene { together: 4_000, apart: 60_000, sleeps: true, idle: 5 };
 /// The same, and the kernel's count does not show it (they are in another container, for instance).
 const BUSY_UNSEEN: Scene = Scene { idle: 100, ..BUSY };
@@ -195,8 +195,8 @@ fn the_kernel_counts_whoever_asks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Whatever happens, in whatever order: not much slower than where they would always be together, and where it stays
-    /// quiet for long enough, apart.
+    /// Whatever happens, in whatever order: not much slower than where they would always be together, and where it
+    /// stays quiet for long enough, apart.
     #[test]
     fn the_price_of_trying_is_bounded(
         seed in any::<u64>(),
