@@ -1,12 +1,17 @@
 //! `orrery guard`: a program whose files, programs, addresses and system calls a policy decides about.
 
+mod profile;
+mod settings;
+mod suggest;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::exit;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use orrery_monitor::{End, Error, Explanation, Guard, Log, Policy, block_signals};
+use clap::builder::PossibleValuesParser;
+use orrery_monitor::{End, Error, Explanation, Guard, Guarded, Log, Policy, block_signals};
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
 ///
@@ -16,8 +21,18 @@ use orrery_monitor::{End, Error, Explanation, Guard, Log, Policy, block_signals}
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The policy, in TOML
-    #[arg(long, value_name = "FILE", required_unless_present = "learn")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["learn", "profile", "settings"])]
     policy: Option<PathBuf>,
+    /// A ready policy for programs of this kind, which work in the current directory
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "learn", "settings"])]
+    #[arg(value_parser = PossibleValuesParser::new(profile::names()))]
+    profile: Option<String>,
+    /// The policy that the settings of a sandbox runtime of coding agents mean: JSON with filesystem and network
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["policy", "learn"])]
+    settings: Option<PathBuf>,
+    /// Print the policy of --profile or --settings, and run nothing
+    #[arg(long, conflicts_with_all = ["policy", "learn"])]
+    print: bool,
     /// Refuse nothing, and add what the program did to the policy in FILE, which is made if it is not there
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     learn: Option<PathBuf>,
@@ -27,20 +42,23 @@ pub(crate) struct Arguments {
     /// Append refusals to this file, one line of JSON each, instead of telling them on standard error
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// At the end, print the lines of a policy that would allow what was refused, instead of each refusal
+    #[arg(long, conflicts_with = "learn")]
+    suggest: bool,
     /// Say nothing of refusals
-    #[arg(long, conflicts_with = "log")]
+    #[arg(long, conflicts_with_all = ["log", "suggest"])]
     quiet: bool,
     /// Do without the second wall, Landlock
     #[arg(long)]
     no_landlock: bool,
     /// Read the policy, tell of its errors, and run nothing
-    #[arg(long, requires = "policy")]
+    #[arg(long, conflicts_with = "learn")]
     check: bool,
     /// Tell who decides about which calls under this policy, and why, and run nothing
-    #[arg(long, requires = "policy")]
+    #[arg(long, conflicts_with = "learn")]
     explain: bool,
     /// The program and its arguments
-    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present_any = ["check", "explain"])]
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present_any = ["check", "explain", "print"])]
     program: Vec<OsString>,
 }
 
@@ -54,7 +72,7 @@ const NOT_FOUND: i32 = 127;
 /// # Errors
 /// None that concern the program: they end the process with their own status.
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    let checking = arguments.check || arguments.explain;
+    let checking = arguments.check || arguments.explain || arguments.print;
     match guarded(arguments) {
         Ok(_) if checking => Ok(()),
         end => end_as("guard", end),
@@ -84,23 +102,37 @@ pub(crate) fn end_as(command: &str, end: Result<End>) -> ! {
 }
 
 fn guarded(arguments: Arguments) -> Result<End> {
-    let policy = match &arguments.policy {
-        Some(path) => Policy::load(path)?,
-        None => Policy::learning(),
+    if arguments.print {
+        match (&arguments.profile, &arguments.settings) {
+            (Some(name), _) => print!("{}", profile::text(name)?),
+            (None, Some(path)) => print!("{}", settings::text(path)?),
+            (None, None) => bail!("cannot print a policy: name one by --profile or --settings"),
+        }
+        return Ok(End::Exited(0));
+    }
+    let policy = match (&arguments.policy, &arguments.profile, &arguments.settings) {
+        (Some(path), ..) => Policy::load(path)?,
+        (None, Some(name), _) => profile::policy(name)?,
+        (None, None, Some(path)) => settings::policy(path)?,
+        (None, None, None) => Policy::learning(),
     };
-    let log = match arguments.log {
-        Some(path) => Log::JsonLines(path),
-        None if arguments.quiet => Log::Nowhere,
-        None => Log::Words,
+    let runs = !arguments.check && !arguments.explain;
+    let suggests = arguments.suggest && runs;
+    let record = suggests.then(|| suggest::Record::new(arguments.log.as_deref())).transpose()?;
+    let log = match (&record, arguments.log) {
+        (Some(record), _) => Log::JsonLines(record.path().to_owned()),
+        (None, Some(path)) => Log::JsonLines(path),
+        (None, None) if arguments.quiet => Log::Nowhere,
+        (None, None) => Log::Words,
     };
-    let mut guard = Guard::new(policy).log(log);
+    let mut guard = Guard::new(policy.clone()).log(log);
     if arguments.no_landlock {
         guard = guard.landlock(false);
     }
     if let Some(path) = &arguments.learn {
         guard = guard.learn(path).forget(arguments.force);
     }
-    if arguments.check || arguments.explain {
+    if !runs {
         let held = guard.explain()?;
         if arguments.explain {
             print!("{}", table(&held));
@@ -110,7 +142,15 @@ fn guarded(arguments: Arguments) -> Result<End> {
     let Some((program, rest)) = arguments.program.split_first() else { bail!("name a program after --") };
     let run = guard.program(program).arguments(rest);
     block_signals();
-    Ok(run.start()?.supervise()?)
+    let end = run.start().and_then(Guarded::supervise);
+    if let Some(record) = record {
+        match record.suggestion(&policy)? {
+            Some(text) => eprint!("orrery guard: {text}"),
+            None if end.is_ok() => eprintln!("orrery guard: nothing was refused"),
+            None => (),
+        }
+    }
+    Ok(end?)
 }
 
 /// Who decides about what, a line each.

@@ -10,8 +10,8 @@ pub(crate) enum Answer {
     Value(i64),
     /// It returns a new descriptor of this file.
     File { file: OwnedFd, close_on_exec: bool },
-    /// The kernel performs it after all. Only where what it does depends on nothing that its arguments point to, or where
-    /// the second wall holds whatever they point to by then.
+    /// The kernel performs it after all. Only where what it does depends on nothing that its arguments point to, or
+    /// where the second boundary holds for all that they point to by then.
     GoOn,
     /// It takes a while: a thread of its own answers.
     Later(Box<dyn FnOnce() -> Outcome + Send>),

@@ -1,7 +1,8 @@
 //! Calls that wait: each gets a thread, so that the others are answered meanwhile.
 //!
-//! Once the monitor has taken a call up, only a deadly signal ends the caller's waiting. So somebody looks every now and
-//! then whether the caller is still there and has no signal that it handles, and else interrupts the thread that waits.
+//! Once the monitor has taken a call up, only a deadly signal ends the caller's waiting. So a thread looks every now
+//! and then whether the caller is still there and has no signal that it handles, and else interrupts the thread that
+//! waits.
 
 use std::os::unix::thread::JoinHandleExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +17,7 @@ use crate::credentials::AssumedCredentials;
 use crate::state::State;
 use crate::syscall::Syscall;
 
-/// As many calls may wait at one time; further ones are told to try again.
+/// As many calls may wait at one time; further ones fail with an error that asks to try again.
 const MOST: usize = 512;
 /// How often a waiting call is looked at.
 const PACE: Duration = Duration::from_millis(20);

@@ -1,14 +1,14 @@
 //! Threads that call: what the monitor must know of them, looked up once and kept while it stays true.
 //!
-//! A thread's number may come to mean another thread once the first has gone. So a record holds a descriptor of the thread
-//! itself (`PIDFD_THREAD`, Linux 6.9), which tells in a tenth of a microsecond whether the number still means it. User and
-//! group ids change only through calls that the monitor hears of ([`Callers::forget`]), before they happen and from the very
-//! thread, whose next call comes after. What other threads may change under one's hands (the umask, the current directory,
-//! descriptors) is never kept.
+//! A thread's number may come to mean another thread once the first has gone. So a record holds a descriptor of the
+//! thread itself (`PIDFD_THREAD`, Linux 6.9), which tells in a tenth of a microsecond whether the number still means
+//! it. User and group ids change only through calls that the monitor hears of ([`Callers::forget`]), before they happen
+//! and from the very thread, whose next call comes after. What other threads may change under one's hands (the umask,
+//! the current directory, descriptors) is never kept.
 //!
-//! As long as nobody has become anybody else, all guarded threads are who the monitor is ([`Callers::alike`]): nothing but a
-//! few calls that the monitor hears of changes that (`no_new_privs` keeps execve(2) from it). Then a call by path is
-//! performed without asking who calls.
+//! As long as no thread has changed its identity, all guarded threads are who the monitor is ([`Callers::alike`]):
+//! nothing but a few calls that the monitor hears of changes that (`no_new_privs` keeps execve(2) from it). Then a call
+//! by path is performed without asking who calls.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -90,7 +90,7 @@ const FEW: usize = 64;
 pub(crate) struct Callers {
     known: Mutex<Known>,
     monitor: Credentials,
-    /// Somebody may be somebody else.
+    /// Threads may have changed their identities.
     differ: AtomicBool,
     /// How many are kept.
     most: usize,
@@ -174,7 +174,7 @@ impl Callers {
         !self.differ.load(Ordering::SeqCst)
     }
 
-    /// From now on somebody may be somebody else.
+    /// From now on threads may have other identities.
     pub(crate) fn diverge(&self) {
         self.differ.store(true, Ordering::SeqCst);
     }

@@ -1,7 +1,7 @@
 //! Doing things as the caller: with its ids, groups and those of its capabilities that files know.
 //!
-//! Ids for files belong to a thread (setfsuid(2)); so one thread of the monitor acts as the caller while the others go on.
-//! Usually the caller is who the monitor is, and nothing is done.
+//! Ids for files belong to a thread (setfsuid(2)); so one thread of the monitor acts as the caller while the others go
+//! on. Usually the caller is who the monitor is, and nothing is done.
 
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
@@ -13,7 +13,7 @@ use orrery_sys::errno;
 /// changes its own ids (`CAP_SETGID` 6, `CAP_SETUID` 7, `CAP_SETPCAP` 8, `CAP_SYS_PTRACE` 19).
 pub(crate) const MINE: u64 = 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19;
 
-/// Until it is dropped, the calling thread is somebody else.
+/// The calling thread has another identity until this is dropped.
 #[derive(Debug)]
 pub(crate) struct AssumedCredentials {
     before: Credentials,
@@ -48,7 +48,8 @@ impl Drop for AssumedCredentials {
     }
 }
 
-/// Becomes who the thread was. The kernel makes new credentials each time, for which it may be short of memory for a while.
+/// Becomes who the thread was. The kernel makes new credentials each time, for which it may be short of memory for a
+/// while.
 fn again_or_abort(become_again: impl Fn() -> Result<(), Errno>) {
     const TRIES: u32 = 500;
     const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
@@ -79,7 +80,8 @@ fn become_other(user: u32, group: u32, groups: &[u32]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Has the calling thread of the monitor do no more than a program with these capabilities, and what a monitor needs itself.
+/// Has the calling thread of the monitor do no more than a program with these capabilities, and what a monitor needs
+/// itself.
 ///
 /// # Errors
 /// Those of capset(2).

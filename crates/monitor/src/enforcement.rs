@@ -1,11 +1,11 @@
 //! Who holds what: the cheapest mechanism that enforces a policy.
 //!
 //! A file that the monitor opens costs a few microseconds; one that the kernel opens under a
-//! [Landlock](https://docs.kernel.org/userspace-api/landlock.html) domain costs a tenth of one more than without. But Landlock
-//! knows only "beneath this directory", fails silently, and with `EACCES`; and it binds rights to the files that there were when
-//! the program started, where the monitor goes by names. So the kernel opens where that makes no difference, and
-//! nobody wants to be told of refusals. All other calls by path stay with the monitor: they are rare, and Landlock does not
-//! know most of them (chmod, chown, attributes, times, stat).
+//! [Landlock](https://docs.kernel.org/userspace-api/landlock.html) domain costs a tenth of one more than without. But
+//! Landlock knows only "beneath this directory", fails silently, and with `EACCES`; and it binds rights to the files
+//! that there were when the program started, where the monitor goes by names. So the kernel opens where that makes no
+//! difference, and no report of refusals is wanted. All other calls by path stay with the monitor: they are rare, and
+//! Landlock does not know most of them (chmod, chown, attributes, times, stat).
 
 use std::path::Path;
 
@@ -52,7 +52,7 @@ impl Enforcement {
         } else {
             if policy.opens == Opens::Auto && guard.log != Log::Nowhere {
                 reasons.push(
-                    "refusals are to be told (--quiet or mediation = \"kernel\" does without)".to_owned(),
+                    "refusals are to be reported (--quiet or mediation = \"kernel\" does without)".to_owned(),
                 );
             }
             if !guard.landlock || interface() < TRUNCATES {
@@ -85,7 +85,11 @@ impl Guard {
         const MONITOR: &str = "the monitor";
         const NOBODY: &str = "nobody";
         if enforcement.kernel_opens() {
-            held("open, openat, creat", "the kernel", "Landlock holds the policy, and refusals are not told");
+            held(
+                "open, openat, creat",
+                "the kernel",
+                "Landlock holds the policy, and refusals are not reported",
+            );
             held("open with O_PATH, openat2", MONITOR, "Landlock does not know them");
         } else {
             held("open, openat, creat, openat2", MONITOR, &enforcement.by_monitor.join("; "));
@@ -137,7 +141,7 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
         let path = landlock::path_of(entry);
         let shown = path.display();
         let opens = rights.intersects(Rights::READ | Rights::WRITE | Rights::LIST | Rights::CREATE);
-        if policy.trees.denies_beneath(entry) || policy.rights(entry).is_empty() {
+        if policy.trees.denies_beneath(entry, Rights::all()) || !policy.rights(entry).contains(rights) {
             reasons.push(format!("something is denied beneath {shown}, which is allowed"));
         } else if opens && !path.exists() {
             reasons.push(format!("{shown} does not exist yet"));

@@ -12,8 +12,8 @@ use crate::policy::syscalls::{REFUSED, Word};
 use orrery_sys::capability::CapabilitySet;
 use orrery_sys::seccomp::{Action, Condition, Filter};
 
-/// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
-/// the monitor by itself.
+/// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away
+/// from the monitor by itself.
 pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter {
     let mut rules = Filter::new(Action::Allow);
     let looking = !policy.trees.all_visible() || policy.learning;
@@ -139,7 +139,7 @@ fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
         if matches!(about, About::Processes | About::Apart | About::Routes) {
             continue;
         }
-        // What tells who somebody is, what is executed, and calls that the monitor cannot look into.
+        // What changes identities, what is executed, and calls that the monitor cannot look into.
         let always = matches!(about, About::Caller | About::Shared) || matches!(*name, "execve" | "execveat");
         let names = matches!(*name, "rename" | "renameat" | "renameat2") || UNSEEN.contains(name);
         let asked = always || given.asks(name) || paths && names;
@@ -175,7 +175,8 @@ fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
     rules.fail_unknown();
 }
 
-/// Which opens are asked about so that the superuser writes no settings of the kernel and no disks, where no rule has a path.
+/// Which opens are asked about so that the superuser writes no settings of the kernel and no disks, where no rule has a
+/// path.
 fn settings(rules: &mut Filter) {
     const WRITES: u32 = 3;
     for (call, argument) in [("open", 1), ("openat", 2)] {
@@ -206,7 +207,7 @@ fn processes(call: Sysno, rules: &mut Filter) {
     let core = |argument| Condition::Equals { argument, value: libc::RLIMIT_CORE };
     match call.name() {
         "setrlimit" => rules.add(call, core(0), Action::Notify),
-        // Who and whose are told apart by the monitor.
+        // The monitor decides by caller and owner.
         "setpriority" | "ioprio_set" => rules.set(call, Action::Notify),
         name => {
             if name == "prlimit64" {
@@ -232,7 +233,7 @@ fn apart_from_others(call: Sysno, walled: bool, rules: &mut Filter) {
     }
 }
 
-/// Which options of sockets are asked about: those of these numbers, whatever their level.
+/// Which options of sockets are asked about: those of these numbers, of any level.
 fn routes(rules: &mut Filter) {
     rules.clear(Sysno::setsockopt);
     for option in ROUTES {
@@ -248,7 +249,7 @@ fn sends(policy: &Policy, rules: &mut Filter) {
     rules.add(Sysno::sendto, Condition::NotNull { argument: 4 }, Action::Notify);
     rules.add(Sysno::sendto, Condition::AnyBit { argument: 3, bits }, Action::Fail(Errno::OPNOTSUPP));
     if !policy.network.has_datagrams() {
-        // Streams go where they were connected to, whatever a message says.
+        // Streams go where they were connected to, whichever address a message has.
         rules.clear(Sysno::sendmsg);
         rules.add(Sysno::sendmsg, Condition::AnyBit { argument: 2, bits }, Action::Fail(Errno::OPNOTSUPP));
         rules.clear(Sysno::sendmmsg);

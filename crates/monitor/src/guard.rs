@@ -1,4 +1,4 @@
-//! What a guard is told before it starts, whether it is a program or a closure that it guards.
+//! The settings of a guard before it starts, whether it is a program or a closure that it guards.
 
 use std::path::{Path, PathBuf};
 
@@ -53,9 +53,9 @@ impl Guard {
         Ok(self)
     }
 
-    /// Refuses nothing but what is refused under every policy, and adds what was done to the policy in this file once a program has
-    /// ended. The file is made if it is not there; where it cannot be written, no program is started. Made for
-    /// [`Policy::learning`].
+    /// Refuses nothing but what is refused under every policy, and adds what was done to the policy in this file once a
+    /// program has ended. The file is made if it is not there; where it cannot be written, no program is started. Made
+    /// for [`Policy::learning`].
     #[must_use]
     pub fn learn(mut self, path: impl AsRef<Path>) -> Self {
         self.learn = Some(path.as_ref().to_owned());

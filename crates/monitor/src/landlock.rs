@@ -1,9 +1,10 @@
 //! The second wall: a [Landlock](https://docs.kernel.org/userspace-api/landlock.html) domain around the program.
 //!
-//! Everything that a program may do with paths the monitor does, outside of this domain. So the domain need not allow what
-//! the policy allows: it allows to execute what the policy lets be executed, which is the one thing that the program's own
-//! process does with a path, and nothing else. Whatever gets past the monitor, by a race or by a call that it does not
-//! know, ends here. The domain also keeps the program from tracing and signalling anybody outside, the monitor included.
+//! Everything that a program may do with paths the monitor does, outside of this domain. So the domain need not allow
+//! what the policy allows: it allows to execute what the policy lets be executed, which is the one thing that the
+//! program's own process does with a path, and nothing else. What gets past the monitor, by a race or by a call that it
+//! does not know, ends here. The domain also keeps the program from tracing and signalling processes outside, the
+//! monitor included.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -28,8 +29,8 @@ use crate::policy::{Policy, Rights};
 /// The newest interface whose rights are asked for; an older kernel gives what it has.
 const NEWEST: ABI = ABI::V7;
 
-/// The kernel executes these besides a program that names them, and needs the right for them; the programs then read all
-/// else through the monitor.
+/// The kernel executes these besides a program that names them, and needs the right for them; the programs then read
+/// all else through the monitor.
 const LOADERS: [&str; 6] = [
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/ld-linux-aarch64.so.1",
@@ -144,8 +145,8 @@ pub(crate) fn sockets_only_in(directory: &OwnedFd) -> Result<(), Errno> {
     confined.map(drop).map_err(|_| Errno::NOSYS)
 }
 
-/// What the kernel executes. Rights belong to the files that there were when the rules were made: what is made later lies in
-/// a directory that has the right, or cannot be executed.
+/// What the kernel executes. Rights belong to the files that there were when the rules were made: what is made later
+/// lies in a directory that has the right, or cannot be executed.
 #[derive(Debug)]
 pub(crate) enum Executables {
     /// Everything.
@@ -209,10 +210,11 @@ pub(crate) fn executables(policy: &Policy) -> Vec<PathBuf> {
     let mut waiting: Vec<PathBuf> = policy.trees.executable().map(|path| path_of(path).to_owned()).collect();
     while let Some(path) = waiting.pop() {
         let bytes = path.as_os_str().as_bytes();
-        if policy.rights(bytes).is_empty() {
+        let excepts = policy.trees.excepts_beneath(bytes);
+        if !excepts && !policy.rights(bytes).contains(Rights::EXECUTE) {
             continue;
         }
-        if policy.trees.denies_beneath(bytes) {
+        if excepts || policy.trees.denies_beneath(bytes, Rights::EXECUTE) {
             // A link leads to something that is listed by itself, or is not to be.
             let entries = fs::read_dir(&path).into_iter().flatten().flatten();
             let real = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()));

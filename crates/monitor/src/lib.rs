@@ -11,10 +11,10 @@
 //! ```
 //!
 //! How a call goes: the kernel's filter ([seccomp(2)]) lets most through at no cost and stops those that name files,
-//! programs or addresses. The monitor, a process around which the program has no way, copies what the arguments point to,
-//! once; finds the file that a path means, held fast by a descriptor; asks the [`Policy`]; performs the call on what it
-//! holds; and has the kernel put the result into the program. Whatever the program's other threads write over the arguments
-//! meanwhile, or rename, concerns nobody any more.
+//! programs or addresses. The monitor, a process around which the program has no way, copies what the arguments point
+//! to, once; finds the file that a path means, held fast by a descriptor; asks the [`Policy`]; performs the call on
+//! what it holds; and has the kernel put the result into the program. What the program's other threads write over the
+//! arguments meanwhile, or rename, concerns nobody any more.
 //!
 //! Underneath lies a second wall: Landlock, made of the same policy.
 //!

@@ -20,8 +20,8 @@ pub enum Log {
     /// To standard error: each refusal once, in words.
     #[default]
     Words,
-    /// To a file, each refusal, one line of JSON each: `time` (seconds since 1970), `process`, `thread`, `call`, `action`
-    /// (`refused` or `allowed`), then `path` and `missing`, or `address`, or `reason`.
+    /// To a file, each refusal, one line of JSON each: `time` (seconds since 1970), `process`, `thread`, `call`,
+    /// `action` (`refused` or `allowed`), then `path` and `missing`, or `address`, or `reason`.
     JsonLines(PathBuf),
 }
 
@@ -62,7 +62,7 @@ enum Sink {
     Lines(File),
 }
 
-/// As many different refusals are told in words.
+/// How many different refusals are described in words.
 const MOST_WORDS: usize = 1000;
 
 /// The open log.

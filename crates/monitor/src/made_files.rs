@@ -1,6 +1,7 @@
 //! Files that guarded programs have made in directories where they may make their own (`own` of a policy).
 //!
-//! They are known by name: a name that a program made is its own until the program removes it, whoever has the file open.
+//! They are known by name: a name that a program made is its own until the program removes it, though others may have
+//! the file open.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! The program's memory, copied: process_vm_readv(2) and its twin, one call each in the usual case.
 //!
-//! Whatever lies there may change while it is read. So everything is copied once, and decided about and performed on the
+//! What lies there may change while it is read. So everything is copied once, and decided about and performed on the
 //! copy.
 
 use libc::iovec;

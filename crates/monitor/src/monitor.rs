@@ -40,7 +40,7 @@ impl CallSource for Arc<Monitor> {
                 true
             }
             Err(Errno::INTR) => true,
-            // The caller went before it could be told of, or nobody is left.
+            // The caller was gone before it could be reported, or none is left.
             Err(_) => !self.state.is_over(),
         }
     }
@@ -105,7 +105,7 @@ impl Monitor {
         ThreadPool::start(Arc::clone(self))
     }
 
-    /// Answers one call, whatever happens.
+    /// Answers one call in every case.
     fn deal(self: &Arc<Self>, call: Notification) {
         // A fault of ours must not let a call pass or wait for ever.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.decide(call))).unwrap_or(Err(Errno::IO));
@@ -147,7 +147,7 @@ impl Monitor {
         }
     }
 
-    /// What rules say of a call whatever its arguments are.
+    /// What rules say of a call with any arguments.
     fn ruled(&self, syscall: &Syscall<'_>) -> Option<Outcome> {
         let rules = self.state.policy.rules.as_ref()?;
         let call = usize::try_from(syscall.notification.number).ok().and_then(Sysno::new)?;

@@ -154,7 +154,7 @@ pub fn can_enforce(call: &str) -> bool {
     HANDLERS.iter().any(|(name, about, _)| *name == call && held(*about))
 }
 
-/// The caller becomes somebody else: nothing to decide, but what is known of it ends here. The kernel changes ids after
+/// The caller changes its identity: nothing to decide, but what is known of it ends here. The kernel changes ids after
 /// this answer and before the thread's next call, so that the next look finds the new ones.
 fn change_credentials(syscall: &Syscall<'_>) -> Outcome {
     syscall.state.callers.diverge();

@@ -21,7 +21,7 @@ use trees::Trees;
 
 use crate::Error;
 
-/// What a program may do. Whatever is not allowed is refused.
+/// What a program may do. All that is not allowed is refused.
 ///
 /// ```
 /// let policy = orrery_monitor::Policy::parse(
@@ -57,7 +57,7 @@ pub struct Policy {
 /// Who decides about files that are opened, and opens them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Opens {
-    /// The kernel, where it can hold the policy and nobody wants to be told of refusals; else the monitor.
+    /// The kernel, where it can hold the policy and no report of refusals is wanted; else the monitor.
     #[default]
     Auto,
     /// The monitor.
@@ -135,8 +135,8 @@ impl Policy {
         }
     }
 
-    /// A policy that allows whatever these rules let pass. What leads around the monitor (mounts, namespaces, `io_uring`
-    /// ...) is refused as ever.
+    /// A policy that allows all that these rules let pass. What leads around the monitor (mounts, namespaces,
+    /// `io_uring` ...) is refused as ever.
     #[must_use]
     pub fn of_rules(rules: impl Rules + 'static) -> Self {
         Self {
@@ -151,5 +151,12 @@ impl Policy {
     #[must_use]
     pub fn rights(&self, path: &[u8]) -> Rights {
         self.trees.rights(path)
+    }
+
+    /// Returns the rights over what lies at `path` (as of [`rights`](Self::rights)) that `deny` or `read-only` refuse,
+    /// so that no other entry can allow them.
+    #[must_use]
+    pub fn denied(&self, path: &[u8]) -> Rights {
+        self.trees.denied(path)
     }
 }

@@ -1,8 +1,8 @@
 //! A policy from what a program did.
 //!
 //! What a program made itself will have other names the next time, or be there already. So of what is gone at the end,
-//! or has a name that looks made up, the directory is learnt as one in which the program makes its own files (`own`); what is still
-//! there is learnt by its name, with all that was done to it and beneath it.
+//! or has a name that looks made up, the directory is learnt as one in which the program makes its own files (`own`);
+//! what is still there is learnt by its name, with all that was done to it and beneath it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -39,7 +39,7 @@ pub(crate) struct PolicyRecorder {
 struct Learnt {
     /// By section and key.
     entries: BTreeMap<(&'static str, &'static str), BTreeSet<String>>,
-    /// For whoever reads it.
+    /// A comment for the reader.
     remarks: Vec<String>,
 }
 
@@ -81,13 +81,13 @@ impl PolicyRecorder {
         held(&self.bind).insert(described(address), address.clone());
     }
 
-    /// A call that is refused whatever a policy says, or unless it says so.
+    /// A call that is refused under every policy, or unless it says so.
     pub(crate) fn call(&self, name: &'static str) {
         held(&self.calls).insert(name);
     }
 
-    /// The text of a policy that allows what `known` allows and what was done, and little more. `text` is that of `known`; what it
-    /// says stays as it is written.
+    /// The text of a policy that allows what `known` allows and what was done, and little more. `text` is that of
+    /// `known`; what it says stays as it is written.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -165,7 +165,7 @@ impl PolicyRecorder {
         learnt
     }
 
-    /// What was done to which files, where those that were made are told by what will be there the next time; and the
+    /// What was done to which files, where those that were made are named by what will be there the next time; and the
     /// directories in which the program makes its own.
     fn generalised(&self, made: &BTreeSet<Vec<u8>>) -> (BTreeMap<Vec<u8>, Rights>, BTreeSet<Vec<u8>>) {
         let mut recorded = held(&self.files).clone();
@@ -227,8 +227,11 @@ fn by_right(
     remarks: &mut Vec<String>,
 ) -> BTreeMap<&'static str, BTreeSet<Vec<u8>>> {
     files.retain(|path, rights| {
-        if known.trees.is_denied(path) {
-            remarks.push(format!("The program used {:?}, which is denied.", String::from_utf8_lossy(path)));
+        if known.trees.denied(path).intersects(*rights) {
+            remarks.push(format!(
+                "The program used {:?}, which is denied or read-only.",
+                String::from_utf8_lossy(path)
+            ));
             return false;
         }
         !known.rights(path).contains(*rights)
@@ -250,7 +253,8 @@ fn by_right(
             .map(|(path, _)| path.clone())
             .collect();
         if right == Rights::STAT {
-            // Every entry may be looked at, and the directories that lead there: these must not stand for all beneath them.
+            // Every entry may be looked at, and the directories that lead there: these must not stand for all beneath
+            // them.
             of_kind.retain(|path| !implied.iter().any(|entry| covers(entry, path) || covers(path, entry)));
             let looked_at = of_kind.clone();
             of_kind.retain(|path| !looked_at.iter().any(|other| other != path && covers(path, other)));
@@ -282,8 +286,8 @@ fn is_everybodys(path: &[u8]) -> bool {
     known.is_ok_and(|known| known.permissions().mode() & STICKY == STICKY)
 }
 
-/// Whether a name looks as if it were another one the next time: it has a run of letters and digits that is long and has both, or is
-/// a long number.
+/// Whether a name looks as if it were another one the next time: it has a run of letters and digits that is long and
+/// has both, or is a long number.
 fn is_made_up(name: &[u8]) -> bool {
     name.split(|byte| !byte.is_ascii_alphanumeric()).any(|run| {
         let digits = run.iter().filter(|byte| byte.is_ascii_digit()).count();
@@ -428,7 +432,10 @@ mod tests {
             merged.starts_with("# By hand.\nrefusal = \"ENOENT\"") && merged.contains("# all of it"),
             "{merged}"
         );
-        assert!(!merged.contains("/usr/lib") && merged.contains("keys/b\", which is denied"), "{merged}");
+        assert!(
+            !merged.contains("/usr/lib") && merged.contains("keys/b\", which is denied or read-only"),
+            "{merged}"
+        );
         assert!(merged.contains("/srv/$odd\", which no policy can name"), "{merged}");
         assert!(policy.rights(b"/srv/a").contains(Rights::READ));
         assert_eq!(

@@ -1,9 +1,9 @@
 //! From a path that the program gave to the file that it means, held fast.
 //!
-//! The answer is a descriptor (`O_PATH`), so that what is decided about and what is then opened are one file, whatever
+//! The answer is a descriptor (`O_PATH`), so that what is decided about and what is then opened are one file, whichever
 //! is renamed meanwhile; and the file's own path, as the kernel spells it, which is what policies speak of. Usually the
-//! kernel walks (openat2(2)). It walks as the monitor, though, for whom `/proc/self` is the monitor; so where a path leads
-//! there, or through one of procfs' magic links, it is walked again step by step, as the program would (`walk`).
+//! kernel walks (openat2(2)). It walks as the monitor, though, for whom `/proc/self` is the monitor; so where a path
+//! leads there, or through one of procfs' magic links, it is walked again step by step, as the program would (`walk`).
 
 mod walk;
 
@@ -198,8 +198,8 @@ impl Syscall<'_> {
         Ok(DirectoryEntry { directory: walked.directory, path: joined(&at, &walked.name), name: walked.name })
     }
 
-    /// What a descriptor stands for. `held`: the program reached it through a descriptor of its own, with which it can do
-    /// this.
+    /// What a descriptor stands for. `held`: the program reached it through a descriptor of its own, with which it can
+    /// do this.
     pub(crate) fn examine(&self, file: OwnedFd, held: Option<Rights>) -> Result<ResolvedFile, Errno> {
         let stat = rustix::fs::fstat(&file)?;
         let mut path = self.state.identity.path_of(&file)?;

@@ -49,11 +49,11 @@ impl Run {
         self
     }
 
-    /// Starts the program. The calling process becomes its monitor: it cannot be traced any more, and takes in the orphans
-    /// of its descendants. It should do little else, and have no other threads yet.
+    /// Starts the program. The calling process becomes its monitor: it cannot be traced any more, and takes in the
+    /// orphans of its descendants. It should do little else, and have no other threads yet.
     ///
     /// # Errors
-    /// Whatever kept the program from being started; then nothing of it has run.
+    /// What kept the program from being started; then nothing of it has run.
     pub fn start(mut self) -> Result<Guarded, Error> {
         let program = found(&self.program).map_err(|source| Error::Execute {
             program: self.program.to_string_lossy().into_owned(),
@@ -109,7 +109,8 @@ impl Guard {
     }
 
     /// Starts a process in which `execute` executes a program: the calling process becomes its monitor, as with
-    /// [`Run::start`]. `execute` runs under guard, in a copy of this process with one thread, and returns only why it could not.
+    /// [`Run::start`]. `execute` runs under guard, in a copy of this process with one thread, and returns only why it
+    /// could not.
     ///
     /// # Errors
     /// As of [`Run::start`].

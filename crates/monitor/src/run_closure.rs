@@ -10,8 +10,8 @@ use crate::run::End;
 use crate::spawn::spawn;
 
 impl Guard {
-    /// Runs `work` under guard, in a process of its own that starts as a copy of this one, and waits for its end. Its value
-    /// becomes the exit status.
+    /// Runs `work` under guard, in a process of its own that starts as a copy of this one, and waits for its end. Its
+    /// value becomes the exit status.
     ///
     /// ```standalone_crate
     /// use std::sync::Arc;
@@ -44,11 +44,12 @@ impl Guard {
     /// }
     /// ```
     ///
-    /// The process is made by fork(2): of this process' threads only the calling one is there, and locks that others hold
-    /// stay held. What the closure changes in memory stays its own. From then on this process cannot be traced by others.
+    /// The process is made by fork(2): of this process' threads only the calling one is there, and locks that others
+    /// hold stay held. What the closure changes in memory stays its own. From then on this process cannot be traced by
+    /// others.
     ///
     /// # Errors
-    /// Whatever kept the closure from running; then nothing of it has run.
+    /// What kept the closure from running; then nothing of it has run.
     pub fn closure(self, work: impl FnOnce() -> i32) -> Result<End, Error> {
         let work = |pipe: &mut Option<OwnedFd>| {
             drop(pipe.take());

@@ -39,9 +39,9 @@ fn hear(pipe: &OwnedFd) -> Option<i32> {
     Some(i32::from_ne_bytes(bytes))
 }
 
-/// Forks a process, puts the walls around it, starts the monitor's threads, and lets it do `work`, whose result is an error:
-/// work that succeeds does not return, or has taken the pipe through which errors are told. Returns the process, the monitor, and the error, if it came to that before the
-/// process ended or executed a program.
+/// Forks a process, puts the walls around it, starts the monitor's threads, and lets it do `work`, whose result is an
+/// error: work that succeeds does not return, or has taken the pipe through which errors are reported. Returns the
+/// process, the monitor, and the error, if it came to that before the process ended or executed a program.
 pub(crate) fn spawn(
     guard: Guard,
     work: impl FnOnce(&mut Option<OwnedFd>) -> Errno,
@@ -167,7 +167,7 @@ fn confine_child(
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
-    // The kernel writes a core to wherever the process is, whatever the policy says of that place.
+    // The kernel writes a core into the process's directory, which no policy prevents.
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     let settings = [
         (Resource::Nproc, limits.processes.map(u64::from)),
@@ -190,12 +190,12 @@ fn confine_child(
     Ok(())
 }
 
-/// Gives up all capabilities but these, for this process and whatever it executes.
+/// Gives up all capabilities but these, for this process and all that it executes.
 fn keep(capabilities: CapabilitySet) -> Result<(), Errno> {
     use rustix::thread::{capabilities as sets_of, clear_ambient_capability_set, set_capabilities};
     let mut sets = sets_of(None)?;
-    // Without CAP_SETPCAP the bounding set stays. The filter comes with no_new_privs, under which nobody gains what is not
-    // permitted (capabilities(7)).
+    // Without CAP_SETPCAP the bounding set stays. The filter comes with no_new_privs, under which nobody gains what is
+    // not permitted (capabilities(7)).
     if sets.effective.contains(CapabilitySet::SETPCAP) {
         for number in numbers().filter(|number| capabilities.bits() & (1 << number) == 0) {
             // SAFETY: numbers go by value. Those that this kernel does not know are errors.

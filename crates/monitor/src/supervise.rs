@@ -1,7 +1,8 @@
 //! Staying with a program: its signals, its stops, its end.
 //!
-//! The program runs in the monitor's process group, so what the terminal sends reaches it by itself. What somebody sends to
-//! the monitor's process alone is passed on. When the program stops, so does the monitor, that the shell may take over.
+//! The program runs in the monitor's process group, so what the terminal sends reaches it by itself. What another
+//! process sends to the monitor's process alone is passed on. When the program stops, so does the monitor, that the
+//! shell may take over.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -43,8 +44,8 @@ fn watched() -> libc::sigset_t {
     }
 }
 
-/// Keeps the signals that are passed on for [`Guarded::supervise`]. To be called before [`Run::start`](crate::Run::start),
-/// so that threads inherit it and nothing gets lost.
+/// Keeps the signals that are passed on for [`Guarded::supervise`]. To be called before
+/// [`Run::start`](crate::Run::start), so that threads inherit it and nothing gets lost.
 pub fn block_signals() {
     // SAFETY: the set lives.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const SET.0, std::ptr::null_mut()) };
@@ -71,8 +72,8 @@ impl Guarded {
         self.supervise_until(|| (), || false)
     }
 
-    /// The same; calls `ended` when the program has ended, and waits for what it left behind no longer than until `enough`,
-    /// which is asked every now and then.
+    /// The same; calls `ended` when the program has ended, and waits for what it left behind no longer than until
+    /// `enough`, which is asked every now and then.
     ///
     /// # Errors
     /// As of [`Guarded::supervise`].
@@ -89,7 +90,7 @@ impl Guarded {
                 && information.si_code <= 0
                 && let Some(signal) = Signal::from_named_raw(signal)
             {
-                // Sent by a process, not by the terminal, which told the whole group.
+                // Sent by a process, not by the terminal, which signals the whole group.
                 let _ = rustix::process::kill_process(self.process, signal);
             } else if signal == libc::SIGCONT {
                 let _ = rustix::process::kill_process(self.process, Signal::CONT);
@@ -103,7 +104,7 @@ impl Guarded {
         Ok(end.unwrap_or(End::Exited(0)))
     }
 
-    /// Waits for whoever has ended or stopped.
+    /// Waits for processes that have ended or stopped.
     fn reap(&self) -> Option<End> {
         let mut end = None;
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
@@ -140,7 +141,7 @@ fn over(state: &State) -> bool {
     match poll(&mut waited, Some(&pause)) {
         Ok(0) | Err(Errno::INTR) => false,
         Ok(_) => true,
-        // Short of memory: whoever is there still needs the monitor.
+        // Short of memory: what runs still needs the monitor.
         Err(_) => {
             std::thread::sleep(SHORTAGE_PAUSE);
             false

@@ -26,7 +26,7 @@ pub(crate) struct Syscall<'m> {
     caller: OnceCell<Arc<Caller>>,
     /// What rules have rewritten its paths to.
     pub(crate) rewrote: RefCell<Vec<Vec<u8>>>,
-    /// A rule has it return this, which is told as the error `ECANCELED` until the call is answered.
+    /// A rule has it return this, which is reported as the error `ECANCELED` until the call is answered.
     pub(crate) returns: Cell<Option<i64>>,
 }
 
@@ -130,8 +130,8 @@ impl Syscall<'_> {
         !words.is_empty() && call.is_some_and(|call| words.get(&call) == Some(&Word::Log))
     }
 
-    /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be asked
-    /// before anything changes.
+    /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be
+    /// asked before anything changes.
     pub(crate) fn still_waits(&self) -> Result<(), Errno> {
         if self.state.listener.is_waiting(self.notification.id) { Ok(()) } else { Err(Errno::SRCH) }
     }
@@ -210,8 +210,8 @@ impl Syscall<'_> {
         self.decide(self.rights_at(&place.path), needed, &place.path)
     }
 
-    /// Refuses unless something may be made there. Returns whether only because it becomes the program's own: then nothing
-    /// must be there yet.
+    /// Refuses unless something may be made there. Returns whether only because it becomes the program's own: then
+    /// nothing must be there yet.
     pub(crate) fn check_new_entry(&self, place: &DirectoryEntry, needed: Rights) -> Result<bool, Errno> {
         let own = self.state.policy.trees.owns(&place.path)
             && !self.rights_at(&place.path).contains(needed)
@@ -220,7 +220,8 @@ impl Syscall<'_> {
         self.decide(rights, needed, &place.path).map(|()| own)
     }
 
-    /// Something has been made there, which [`Syscall::check_new_entry`] allowed because it becomes the program's `own`.
+    /// Something has been made there, which [`Syscall::check_new_entry`] allowed because it becomes the program's
+    /// `own`.
     pub(crate) fn made(&self, path: &[u8], own: bool) {
         if own {
             self.state.made.insert(path);

@@ -1,8 +1,8 @@
-//! Files by which the kernel itself is told what to do: settings below `/proc` and `/sys`, and devices.
+//! Files by which the kernel itself is controlled: settings below `/proc` and `/sys`, and devices.
 //!
-//! A policy that lists `/dev` or `/` means files. What a write to `/proc/sys/kernel/core_pattern` or to a disk does is not
-//! held by any policy: the first has the kernel start a program outside of the guard, the second changes files that no path
-//! names. So entries above are not about these; one that names the file, or a directory among them, is.
+//! A policy that lists `/dev` or `/` means files. What a write to `/proc/sys/kernel/core_pattern` or to a disk does is
+//! not held by any policy: the first has the kernel start a program outside of the guard, the second changes files that
+//! no path names. So entries above are not about these; one that names the file, or a directory among them, is.
 
 use rustix::fs::{FileType, Stat, major, minor};
 
@@ -30,7 +30,7 @@ pub(crate) fn named(path: &[u8], stat: &Stat) -> Option<Named> {
     }
 }
 
-/// The same for what can be told by the path alone.
+/// The same for what the path alone decides.
 pub(crate) fn setting(path: &[u8]) -> Option<Named> {
     let rights = Rights::WRITE | Rights::CREATE;
     let of_processes = path.starts_with(b"/proc/self")
@@ -45,8 +45,8 @@ pub(crate) fn setting(path: &[u8]) -> Option<Named> {
     }
 }
 
-/// Devices that stand for nothing but themselves or a terminal of the caller: `null`, `zero`, `full`, `random`, `urandom`,
-/// `tty`, `ptmx`, and pseudo-terminals.
+/// Devices that stand for nothing but themselves or a terminal of the caller: `null`, `zero`, `full`, `random`,
+/// `urandom`, `tty`, `ptmx`, and pseudo-terminals.
 pub(crate) fn is_harmless(stat: &Stat) -> bool {
     matches!((major(stat.st_rdev), minor(stat.st_rdev)), (1, 3 | 5 | 7..=9) | (5, 0 | 2) | (136..=143, _))
 }

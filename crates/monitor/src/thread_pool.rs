@@ -1,8 +1,8 @@
 //! The monitor's threads: no more of them wait for calls than calls come at a time.
 //!
-//! The kernel wakes *every* thread that waits for the next call, and all but one find that it has been taken and sleep again:
-//! with two threads waiting, a call costs a fifth more. So one thread takes calls up, one after the other, and deals with
-//! each by itself. A second one watches, while calls come, whether that suffices:
+//! The kernel wakes *every* thread that waits for the next call, and all but one find that it has been taken and sleep
+//! again: with two threads waiting, a call costs a fifth more. So one thread takes calls up, one after the other, and
+//! deals with each by itself. A second one watches, while calls come, whether that suffices:
 //!
 //! ```text
 //!  taker    |--receive--|deal|--receive--|deal ............ a slow disk ............|
@@ -10,9 +10,9 @@
 //!  second   |                  parked                                               |--receive--
 //! ```
 //!
-//! One more thread takes calls up where every taker has been busy with one and the same call for a whole look while another
-//! call waits, or where a call is found waiting at several looks in a row: then the program has several threads that call.
-//! After a while without either, the number goes back to one.
+//! One more thread takes calls up where every taker has been busy with one and the same call for a whole look while
+//! another call waits, or where a call is found waiting at several looks in a row: then the program has several threads
+//! that call. After a while without either, the number goes back to one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,8 @@ const MOST: usize = 64;
 
 /// What the watch needs to know of the calls.
 pub(crate) trait CallSource: Send + Sync + 'static {
-    /// Takes the next call up and deals with it, telling `busy` when it begins to. Returns whether there will be further ones.
+    /// Takes the next call up and deals with it, telling `busy` when it begins to. Returns whether there will be
+    /// further ones.
     fn handle_next(&self, busy: &dyn Fn()) -> bool;
 
     /// Whether a call waits that nobody has taken up.
@@ -134,8 +135,8 @@ impl<C: CallSource> ThreadPool<C> {
         })
     }
 
-    /// One taker more, by `start`, which makes a thread of that name. Nobody is counted of whom there is nothing: those that
-    /// there are would go to rest for one who takes nothing up.
+    /// One taker more, by `start`, which makes a thread of that name. Nobody is counted of whom there is nothing: those
+    /// that there are would go to rest for one who takes nothing up.
     fn spawn_worker(
         self: &Arc<Self>,
         start: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
@@ -190,7 +191,7 @@ impl<C: CallSource> ThreadPool<C> {
     /// There will be no further calls.
     fn end(&self) {
         {
-            // Whoever parks has looked at it before, or hears of it.
+            // A thread that parks has looked at it before, or is woken.
             let _held = locked(&self.parked);
             self.over.store(true, Ordering::SeqCst);
             self.unparked.notify_all();
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(looks.look(&[1000], 1, false), Follows::Sleep);
     }
 
-    /// CallSource that take until they are told to end.
+    /// CallSource that take until they are asked to end.
     struct Slow {
         calls: Mutex<Receiver<Receiver<()>>>,
         waiting: AtomicUsize,
@@ -332,8 +333,8 @@ mod tests {
 
     fn slow() -> (Arc<Slow>, Sender<Receiver<()>>, Receiver<()>) {
         let (send, receive) = channel();
-        let (taken, told) = channel();
-        (Arc::new(Slow { calls: Mutex::new(receive), waiting: AtomicUsize::new(0), taken }), send, told)
+        let (taken, seen) = channel();
+        (Arc::new(Slow { calls: Mutex::new(receive), waiting: AtomicUsize::new(0), taken }), send, seen)
     }
 
     #[test]
@@ -367,7 +368,7 @@ mod tests {
 
     #[test]
     fn others_take_over_from_who_is_stuck() {
-        let (slow, send, told) = slow();
+        let (slow, send, seen) = slow();
         ThreadPool::start(Arc::clone(&slow)).unwrap();
         let mut ends = Vec::new();
         for _ in 0..10 {
@@ -377,14 +378,14 @@ mod tests {
             ends.push(end);
         }
         for call in 0..10 {
-            assert!(told.recv_timeout(Duration::from_secs(30)).is_ok(), "call {call} was not taken up");
+            assert!(seen.recv_timeout(Duration::from_secs(30)).is_ok(), "call {call} was not taken up");
         }
         // Once more, after everybody has gone back.
         drop(ends);
         let (end, until) = channel::<()>();
         slow.waiting.fetch_add(1, Ordering::SeqCst);
         send.send(until).unwrap();
-        assert!(told.recv_timeout(Duration::from_secs(30)).is_ok());
+        assert!(seen.recv_timeout(Duration::from_secs(30)).is_ok());
         drop((end, send));
     }
 }

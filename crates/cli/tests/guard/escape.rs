@@ -4,12 +4,13 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::scene::{Scene, User, built, is_superuser, text};
+use orrery_testing::Killed;
 
 /// A process outside of the guard, of the same user, in a group of its own.
-struct Neighbour(Child);
+struct Neighbour(Killed);
 
 impl Neighbour {
     fn new(user: User) -> Self {
@@ -25,7 +26,7 @@ impl Neighbour {
         let child = command.arg("600").stdin(Stdio::null()).spawn().unwrap();
         let stat = || fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
         orrery_testing::eventually("the neighbour sleeps", || stat().contains("(sleep) S"));
-        Self(child)
+        Self(Killed(child))
     }
 
     /// What others might have changed of it.
@@ -40,13 +41,6 @@ impl Neighbour {
         let status = read("status");
         let processors = status.lines().find(|line| line.starts_with("Cpus_allowed:"));
         format!("{chosen}\n{}\n{}{}", processors.unwrap_or("gone"), read("limits"), read("oom_score_adj"))
-    }
-}
-
-impl Drop for Neighbour {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -95,7 +95,7 @@ fn who_decides_is_told() {
     let line = |told: &str| told.lines().next().unwrap().to_owned();
     assert!(line(&told(&kernel, &[])).contains("the kernel"));
     let ordinary = Scene::ordinary();
-    assert!(line(&told(&ordinary, &[])).contains("refusals are to be told"));
+    assert!(line(&told(&ordinary, &[])).contains("refusals are to be reported"));
     let quiet = line(&told(&ordinary, &["--quiet"]));
     assert!(quiet.contains("the monitor") && quiet.contains("/proc/self"), "{quiet}");
     ordinary.change(|policy| format!("mediation = \"kernel\"\n{policy}"));

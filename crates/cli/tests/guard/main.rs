@@ -9,7 +9,9 @@ mod hardship;
 mod kernel;
 mod learn;
 mod network;
+mod profiles;
 mod scene;
+mod settings;
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;

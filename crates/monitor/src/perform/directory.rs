@@ -28,8 +28,8 @@ pub(super) fn mkdirat(syscall: &Syscall<'_>) -> Outcome {
     make_directory(syscall, syscall.int(0), 1)
 }
 
-/// The place for something new. What is there already is told before it is refused to make it: `mkdir -p` and its like
-/// try every directory on the way.
+/// The place for something new. That something is there already is reported before the refusal to make it: `mkdir -p`
+/// and its like try every directory on the way.
 fn new_place(syscall: &Syscall<'_>, directory: i32, path: &[u8]) -> Result<NewPlace, Errno> {
     let place = syscall.entry(directory, path)?;
     let visible = syscall.rights_at(&place.path).contains(Rights::STAT);
@@ -130,8 +130,8 @@ pub(super) fn renameat2(syscall: &Syscall<'_>) -> Outcome {
     move_file(syscall, (syscall.int(0), 1), (syscall.int(2), 3), syscall.unsigned(4))
 }
 
-/// Whether what lies at `from` may go by the name `to`: its rights must not grow by that, nor those of what lies beneath.
-/// Where they would, it is as between file systems, so that programs copy instead (as Landlock has it).
+/// Whether what lies at `from` may go by the name `to`: its rights must not grow by that, nor those of what lies
+/// beneath. Where they would, it is as between file systems, so that programs copy instead (as Landlock has it).
 fn may_move(
     syscall: &Syscall<'_>,
     from: &DirectoryEntry,
@@ -161,7 +161,7 @@ fn move_file(syscall: &Syscall<'_>, from: (i32, usize), to: (i32, usize), flags:
     if flags.contains(RenameFlags::EXCHANGE) {
         may_move(syscall, &new, &old, false)?;
     } else if own {
-        // What is there by then is somebody else's.
+        // What is there by then was made by another process.
         flags |= RenameFlags::NOREPLACE;
     }
     let fresh = syscall.state.policy.learning && !exists(&new);
@@ -213,7 +213,8 @@ fn hard_link(syscall: &Syscall<'_>, directory: i32, to: (i32, usize), flags: i32
         // What is learnt lists the two apart, unless the program made the first, or both lie in one directory.
         !name.is_empty() && !syscall.state.recorder.is_made(&name) && parent(&name) != parent(&place.path)
     } else {
-        !rights.contains(gained)
+        // The name of a symbolic link can lead as the link does.
+        !rights.contains(gained) || syscall.state.policy.trees.denies_beneath(&place.path, Rights::all())
     };
     if refused {
         let reason = "a second name would have rights that the first has not; programs copy instead";
@@ -235,6 +236,10 @@ fn hard_link(syscall: &Syscall<'_>, directory: i32, to: (i32, usize), flags: i32
     new.done(syscall, linked)
 }
 
+/// Why a symbolic link is refused.
+const LINK_INSTEAD: &str =
+    "the policy denies something beneath that name, which a symbolic link would lead elsewhere";
+
 pub(super) fn symlink(syscall: &Syscall<'_>) -> Outcome {
     soft_link(syscall, HERE, 1)
 }
@@ -243,7 +248,8 @@ pub(super) fn symlinkat(syscall: &Syscall<'_>) -> Outcome {
     soft_link(syscall, syscall.int(1), 2)
 }
 
-/// Where it leads is nobody's business until somebody follows it.
+/// Where it leads does not matter until it is followed. But it cannot stand for a directory beneath which the policy
+/// denies something, as that would then be elsewhere for everybody who looks for it by its name.
 fn soft_link(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
     let target = syscall.path(0)?;
     if target.is_empty() {
@@ -251,5 +257,8 @@ fn soft_link(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
     }
     let new = new_place(syscall, directory, &syscall.path(path)?)?;
     let place = &new.place;
+    if syscall.state.policy.trees.denies_beneath(&place.path, Rights::all()) {
+        return Err(syscall.refuse(&Event::Call { reason: LINK_INSTEAD }));
+    }
     new.done(syscall, rustix::fs::symlinkat(target, &place.directory, place.name.as_slice()))
 }

@@ -1,10 +1,10 @@
 //! Loading another program: the one thing that the monitor cannot do in the caller's place.
 //!
 //! It looks which file the path means and refuses what the policy does not allow; the call then goes on and the kernel
-//! reads the path again, which may mean another file by then. What holds is the second wall: the program's Landlock domain,
-//! made of the same policy, allows the kernel to execute nothing but what is listed, under whatever name. Where there is no
-//! Landlock, a policy that limits execution lets nothing be executed but the program itself, once, while no other thread
-//! exists that could exchange anything.
+//! reads the path again, which may mean another file by then. What holds is the second wall: the program's Landlock
+//! domain, made of the same policy, allows the kernel to execute nothing but what is listed, under any name. Where
+//! there is no Landlock, a policy that limits execution lets nothing be executed but the program itself, once, while no
+//! other thread exists that could exchange anything.
 
 use std::os::fd::AsRawFd;
 
@@ -46,7 +46,7 @@ fn execute(syscall: &Syscall<'_>, directory: i32, path: usize, flags: i32) -> Ou
     let first = syscall.state.is_first_program(syscall.caller()?.process);
     if !first && !syscall.state.kernel_checks_executions {
         syscall
-            .refuse(&Event::Call { reason: "without Landlock no further program can be told apart safely" });
+            .refuse(&Event::Call { reason: "without Landlock no further program can be recognized safely" });
         return Err(Errno::ACCESS);
     }
     syscall.state.callers.forget_process(syscall.caller()?.process);

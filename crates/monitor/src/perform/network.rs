@@ -1,7 +1,7 @@
 //! Connecting, binding and sending to addresses.
 //!
-//! The socket is the program's own: the monitor fetches a descriptor of it and makes the call on it with the address that
-//! it copied. A Unix socket's path is resolved like any other, and reached by the descriptor that came of it.
+//! The socket is the program's own: the monitor fetches a descriptor of it and makes the call on it with the address
+//! that it copied. A Unix socket's path is resolved like any other, and reached by the descriptor that came of it.
 //!
 //! What is decided about is the address that the kernel will use, which is not always the one that is written:
 //!
@@ -13,8 +13,9 @@
 //! | listen(2) on an internet socket that is not bound | any free port at the socket's address, usually all addresses |
 //! | bind(2) of a Unix socket to nothing but the family | a free abstract name |
 //!
-//! Who receives a message of a Unix socket may ask who sent it (`SO_PASSCRED`, `SO_PASSPIDFD`; unix(7)). That is the program, which the
-//! kernel takes from a monitor alone that has `CAP_SYS_ADMIN`; from others it is the monitor, with the program's ids.
+//! Who receives a message of a Unix socket may ask who sent it (`SO_PASSCRED`, `SO_PASSPIDFD`; unix(7)). That is the
+//! program, which the kernel takes from a monitor alone that has `CAP_SYS_ADMIN`; from others it is the monitor, with
+//! the program's ids.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -83,14 +84,15 @@ fn domain(socket: &OwnedFd) -> Option<i32> {
     rustix::net::sockopt::socket_domain(socket).ok().map(|family| i32::from(family.as_raw()))
 }
 
-/// The internet address in a `struct sockaddr_in`, whatever its family says.
+/// The internet address in a `struct sockaddr_in`, without regard to its family.
 fn version_4(bytes: &[u8], socket: &OwnedFd) -> Result<Address, Errno> {
     let ip: [u8; 4] = bytes.get(4..8).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
     let port = u16::from_be_bytes(half(bytes, 2)?);
     Ok(Address::Internet(transport(socket), IpAddr::V4(Ipv4Addr::from(ip)), port))
 }
 
-/// The internet or other address that bytes mean to the kernel; `None` for a Unix socket's path, which has to be resolved.
+/// The internet or other address that bytes mean to the kernel; `None` for a Unix socket's path, which has to be
+/// resolved.
 fn address(bytes: &[u8], socket: &OwnedFd, purpose: Use) -> Result<Option<Address>, Errno> {
     let family = u16::from_ne_bytes(half(bytes, 0)?);
     Ok(Some(match i32::from(family) {
@@ -120,8 +122,8 @@ fn address(bytes: &[u8], socket: &OwnedFd, purpose: Use) -> Result<Option<Addres
     }))
 }
 
-/// Where the kernel sends what is sent to no address: to the socket's own, which is the loopback address where the socket
-/// has none (`ip_route_output_key_hash`, `tcp_v6_connect`). With `bytes` changed to say so.
+/// Where the kernel sends what is sent to no address: to the socket's own, which is the loopback address where the
+/// socket has none (`ip_route_output_key_hash`, `tcp_v6_connect`). With `bytes` changed to say so.
 fn destination(address: Address, bytes: &mut [u8], socket: &OwnedFd) -> Address {
     let Address::Internet(transport, ip, port) = address else { return address };
     if !ip.to_canonical().is_unspecified() {
@@ -210,7 +212,7 @@ impl Syscall<'_> {
         })
     }
 
-    /// A Unix socket for datagrams that wants to be told of credentials (`SO_PASSCRED`) gets a name when it first sends
+    /// A Unix socket for datagrams that wants to receive credentials (`SO_PASSCRED`) gets a name when it first sends
     /// something, and with it becomes reachable.
     fn ask_about_autobind(&self, socket: &OwnedFd) -> Result<(), Errno> {
         let nameless = || own_address_length(socket) == Some(PATH);
@@ -297,9 +299,9 @@ pub(super) fn bind(syscall: &Syscall<'_>) -> Outcome {
     Ok(Answer::Value(0))
 }
 
-/// Binds to the path that the program wrote, so that the socket is known by it, as getsockname(2) tells. The kernel reads the
-/// path once more: so this is done by a thread that a Landlock domain lets make sockets in that directory and nowhere else.
-/// Returns whether that could be.
+/// Binds to the path that the program wrote, so that the socket is known by it, as getsockname(2) tells. The kernel
+/// reads the path once more: so this is done by a thread that a Landlock domain lets make sockets in that directory and
+/// nowhere else. Returns whether that could be.
 fn bind_as_written(
     syscall: &Syscall<'_>,
     socket: &OwnedFd,
@@ -353,8 +355,8 @@ fn bind_in(socket: &OwnedFd, place: &DirectoryEntry) -> Outcome {
     Ok(Answer::Value(0))
 }
 
-/// Waiting for connections. A socket that was bound may: its address was asked about then. One that was not gets a port of
-/// the kernel's choice.
+/// Waiting for connections. A socket that was bound may: its address was asked about then. One that was not gets a port
+/// of the kernel's choice.
 pub(super) fn listen(syscall: &Syscall<'_>) -> Outcome {
     let socket = syscall.caller()?.descriptor(syscall.int(0))?;
     match domain(&socket) {
@@ -366,7 +368,7 @@ pub(super) fn listen(syscall: &Syscall<'_>) -> Outcome {
                 syscall.permit_bind(&Address::Internet(transport(&socket), own.ip(), 0))?;
             }
         }
-        // Whatever name it has was asked about, but for one that the kernel picked.
+        // Its name was asked about, unless the kernel picked it.
         Some(libc::AF_UNIX) => {
             if is_autobound(&socket) {
                 syscall.permit_bind(&Address::Abstract(Vec::new()))?;
@@ -442,8 +444,8 @@ fn is_told_of_senders(socket: &OwnedFd) -> bool {
 }
 
 /// Options that send packets elsewhere first than where their address says: source routes of IPv4 (`IP_OPTIONS`) and
-/// routing headers of IPv6. The filter knows the number of the option, the level is looked at here; both are values, so the
-/// call may go on.
+/// routing headers of IPv6. The filter knows the number of the option, the level is looked at here; both are values, so
+/// the call may go on.
 pub(super) fn setsockopt(syscall: &Syscall<'_>) -> Outcome {
     if !is_route(syscall.int(1), syscall.int(2)) {
         return Ok(Answer::GoOn);
@@ -452,7 +454,7 @@ pub(super) fn setsockopt(syscall: &Syscall<'_>) -> Outcome {
     Err(Errno::PERM)
 }
 
-/// Options of sockets that are asked about, of whatever level: see [`setsockopt`].
+/// Options of sockets that are asked about, of any level: see [`setsockopt`].
 pub(crate) const ROUTES: [i32; 3] = [IP_OPTIONS, IPV6_2292PKTOPTIONS, IPV6_RTHDR];
 /// `IP_RETOPTS`, by which a single message has options, is another number.
 const IP_OPTIONS: i32 = 4;
@@ -510,8 +512,8 @@ impl Message {
     }
 }
 
-/// What the kernel wants of whom sends in the name of another process, or of other ids (unix(7)): `CAP_SETGID`, `CAP_SETUID`,
-/// `CAP_SYS_ADMIN`.
+/// What the kernel wants of whom sends in the name of another process, or of other ids (unix(7)): `CAP_SETGID`,
+/// `CAP_SETUID`, `CAP_SYS_ADMIN`.
 const NAMES_SENDERS: u64 = 1 << 6 | 1 << 7 | 1 << 21;
 
 /// Returns control data that names a message's sender.
@@ -580,7 +582,7 @@ pub(super) fn sendmsg(syscall: &Syscall<'_>) -> Outcome {
     send(syscall, socket, message)
 }
 
-/// Several messages: the first is sent, and the caller is told that it was one, as where the second would have to wait.
+/// Several messages: the first is sent, and the caller gets the count 1, as where the second would have to wait.
 pub(super) fn sendmmsg(syscall: &Syscall<'_>) -> Outcome {
     const LENGTH: u64 = size_of::<libc::msghdr>() as u64;
     if syscall.unsigned(2) == 0 {
@@ -666,8 +668,8 @@ struct Adopted {
     given: Option<libc::ucred>,
 }
 
-/// Fetches the files that go along with a message, puts the monitor's descriptors in place of the caller's, and takes out whom the
-/// caller claims to be.
+/// Fetches the files that go along with a message, puts the monitor's descriptors in place of the caller's, and takes
+/// out whom the caller claims to be.
 fn adopt(syscall: &Syscall<'_>, control: &[u8]) -> Result<Adopted, Errno> {
     let mut adopted = Adopted { control: Vec::with_capacity(control.len()), files: Vec::new(), given: None };
     let mut at = 0;

@@ -163,9 +163,9 @@ fn perform(syscall: &Syscall<'_>, wanted: &Wanted) -> Outcome {
     Err(Errno::AGAIN)
 }
 
-/// The usual case in one system call: a plain path that the policy allows, in which no name is a symbolic link. Then the
-/// path as written is the path as the kernel spells it, and deciding about it before opening is safe: the kernel itself
-/// refuses (`ELOOP`) if a link has come in between.
+/// The usual case in one system call: a plain path that the policy allows, in which no name is a symbolic link. Then
+/// the path as written is the path as the kernel spells it, and deciding about it before opening is safe: the kernel
+/// itself refuses (`ELOOP`) if a link has come in between.
 fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
     if !is_plain(&wanted.path)
         || wanted.flags.contains(OFlags::PATH)
@@ -289,8 +289,8 @@ fn temporary(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Ou
     Ok(wanted.given(file))
 }
 
-/// From a descriptor that only stands for a file to one that reads or writes it: the same file, whatever its path means
-/// by now.
+/// From a descriptor that only stands for a file to one that reads or writes it: the same file, no matter what its path
+/// means by now.
 fn reopen(syscall: &Syscall<'_>, wanted: &Wanted, file: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = wanted.flags() - OFlags::NOFOLLOW;
     let flags = if wanted.is_temporary() { flags } else { flags - OFlags::CREATE - OFlags::EXCL };
@@ -299,9 +299,10 @@ fn reopen(syscall: &Syscall<'_>, wanted: &Wanted, file: &OwnedFd) -> Result<Owne
     rustix::fs::openat(syscall.state.identity.descriptors(), number, flags, wanted.mode)
 }
 
-/// The kernel puts no `O_PATH` descriptors into other processes. Where the program may read the file, it gets one for reading
-/// instead, which does all that the other would. Else the call goes on by itself, if there is nothing about files that the
-/// program must not see: what it then holds says no more than that, and whatever it does with it is asked about again.
+/// The kernel puts no `O_PATH` descriptors into other processes. Where the program may read the file, it gets one for
+/// reading instead, which does all that the other would. Else the call goes on by itself, if there is nothing about
+/// files that the program must not see: what it then holds says no more than that, and all that it does with it is
+/// asked about again.
 fn stand_in(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Outcome {
     let (rights, _) = syscall.rights(found);
     let readable = match FileType::from_raw_mode(found.stat.st_mode) {
@@ -319,8 +320,8 @@ fn stand_in(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Out
             return Ok(wanted.given(file));
         }
     }
-    // openat2(2) has its flags in memory, where they may change. So has every call its path, which matters where rules hide
-    // some files.
+    // openat2(2) has its flags in memory, where they may change. So has every call its path, which matters where rules
+    // hide some files.
     let hides = !syscall.state.policy.trees.all_visible() || syscall.keeps_names(b"/");
     if !hides && syscall.name() != "openat2" {
         return Ok(Answer::GoOn);
@@ -343,7 +344,7 @@ fn make(syscall: &Syscall<'_>, wanted: &Wanted, place: &DirectoryEntry) -> Outco
     Ok(wanted.given(file))
 }
 
-/// `/dev/tty` is the terminal of whoever opens it.
+/// `/dev/tty` is the terminal of the process that opens it.
 fn right_terminal(syscall: &Syscall<'_>, stat: &Stat) -> Result<(), Errno> {
     let own = rustix::fs::makedev(5, 0);
     if stat.st_rdev != own {
@@ -353,7 +354,7 @@ fn right_terminal(syscall: &Syscall<'_>, stat: &Stat) -> Result<(), Errno> {
     if rustix::process::getsid(thread)? == rustix::process::getsid(None)? { Ok(()) } else { Err(Errno::NXIO) }
 }
 
-/// A named pipe opens once somebody opens its other end. `held` stays open until then.
+/// A named pipe opens once its other end is opened. `held` stays open until then.
 fn wait_for_pipe(syscall: &Syscall<'_>, wanted: &Wanted, held: OwnedFd) -> Outcome {
     let mut number = [0; 16];
     let number = decimal(held.as_raw_fd(), &mut number).to_vec();

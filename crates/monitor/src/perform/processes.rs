@@ -1,7 +1,8 @@
 //! Limits, priorities and processors of processes: only of those that are guarded. Where Landlock does not keep signals
 //! inside (before Linux 6.12, or `--no-landlock`), signals, too.
 //!
-//! Nearly all of these calls name processes by numbers in registers, so what is decided about is what the kernel then does.
+//! Nearly all of these calls name processes by numbers in registers, so what is decided about is what the kernel then
+//! does.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -37,8 +38,8 @@ pub(super) fn of_thread(syscall: &Syscall<'_>) -> Outcome {
     only_if(syscall, thread == 0 || syscall.is_guarded(thread))
 }
 
-/// kill(2). The program starts in the monitor's group, to which it may send what programs send to their own: all but what
-/// would end or stop the monitor at once.
+/// kill(2). The program starts in the monitor's group, to which it may send what programs send to their own: all but
+/// what would end or stop the monitor at once.
 pub(super) fn kill(syscall: &Syscall<'_>) -> Outcome {
     let (target, signal) = (syscall.int(0), syscall.int(1));
     let fits = match target {
@@ -144,8 +145,8 @@ fn of_some(syscall: &Syscall<'_>, whom: Whom) -> Outcome {
     only_if(syscall, fits)
 }
 
-/// prlimit64(2): reads anybody's limits, and changes those of guarded processes. That no core is dumped stays so: the kernel
-/// writes one to wherever a process is, whatever the policy says of that place.
+/// prlimit64(2): reads the limits of any process, and changes those of guarded processes. That no core is dumped stays
+/// so: the kernel writes one into the process's directory, which no policy prevents.
 pub(super) fn prlimit64(syscall: &Syscall<'_>) -> Outcome {
     let process = syscall.int(0);
     if syscall.argument(2) == 0 {

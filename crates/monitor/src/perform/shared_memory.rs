@@ -1,8 +1,9 @@
 //! Memory that is shared by number: System V segments (shmget(2), shmat(2), shmctl(2)).
 //!
-//! Numbers are the whole system's, and whoever has the user may attach what another program of that user made. So the monitor
-//! makes segments in the program's place: then the kernel itself has down who made which, and others are refused. Numbers stand in
-//! registers, and the kernel does not give one a second time for long; so what is about a number may go on by itself.
+//! Numbers are the whole system's, and any process of a user may attach what another program of that user made. So the
+//! monitor makes segments in the program's place: then the kernel itself has down who made which, and others are
+//! refused. Numbers stand in registers, and the kernel does not give one a second time for long; so what is about a
+//! number may go on by itself.
 
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};

@@ -1,8 +1,8 @@
 //! What of the superuser's power a program keeps (capabilities(7)).
 //!
-//! The user number 0 says whose files may be changed; that much a policy decides about. Everything else that the superuser
-//! may do, the kernel does not ask the monitor about: the clock, network interfaces, limits, devices, modules. So a program
-//! has none of that unless the policy names it.
+//! The user number 0 says whose files may be changed; that much a policy decides about. Everything else that the
+//! superuser may do, the kernel does not ask the monitor about: the clock, network interfaces, limits, devices,
+//! modules. So a program has none of that unless the policy names it.
 
 use orrery_sys::capability::CapabilitySet;
 
@@ -19,7 +19,7 @@ pub(crate) const ORDINARY: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETPCAP)
     .union(CapabilitySet::NET_BIND_SERVICE);
 
-/// What leads around every rule, so that nobody keeps it under rules which let pass whatever they do not name.
+/// What leads around every rule, so that it is given up under rules which let pass what they do not name.
 const AROUND: CapabilitySet = CapabilitySet::SYS_MODULE
     .union(CapabilitySet::SYS_RAWIO)
     .union(CapabilitySet::SYS_ADMIN)

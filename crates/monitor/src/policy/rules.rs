@@ -1,8 +1,9 @@
 //! Rules that come from elsewhere, asked beside the policy: what `orrery run --enforce` is made of.
 //!
-//! A [`Policy`](super::Policy) lists what is allowed; rules rather say what becomes of certain calls, in their order, and let all others
-//! pass. Here they are asked where the policy is asked: about the path as the program wrote it, before the file is looked for, and about
-//! the path of the file that was found, as the kernel spells it. What a rule has denied of either is not done, whatever links lead there.
+//! A [`Policy`](super::Policy) lists what is allowed; rules rather say what becomes of certain calls, in their order,
+//! and let all others pass. Here they are asked where the policy is asked: about the path as the program wrote it,
+//! before the file is looked for, and about the path of the file that was found, as the kernel spells it. What a rule
+//! has denied of either is not done, through any link.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ pub enum Executions {
 
 /// Rules about calls. They are asked by several threads at a time.
 pub trait Rules: Send + Sync {
-    /// What becomes of this call whatever its arguments are; `None` where it depends on them, or nothing is said.
+    /// What becomes of this call with any arguments; `None` where it depends on them, or nothing is said.
     fn call(&self, call: &str) -> Option<Verdict>;
 
     /// Whether paths or addresses are to be asked about for this call.
@@ -76,7 +77,7 @@ impl std::fmt::Debug for Given {
     }
 }
 
-/// What becomes of a call whatever its arguments are.
+/// What becomes of a call with any arguments.
 pub(crate) fn unconditional(rules: &dyn Rules, call: Sysno) -> Option<Verdict> {
     rules.call(call.name()).filter(|ruling| *ruling != Verdict::Pass)
 }

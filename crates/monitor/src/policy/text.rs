@@ -92,6 +92,17 @@ fn trees(files: &Files) -> Result<Trees, Fault> {
         trees.deny(real(&path).as_os_str().as_bytes());
         trees.deny(path.as_os_str().as_bytes());
     }
+    for entry in &files.read_only {
+        let path = of(entry, absolute)?;
+        for path in [real(&path), path] {
+            trees.deny_changes(path.as_os_str().as_bytes());
+        }
+    }
+    for entry in &files.except {
+        let path = of(entry, absolute)?;
+        trees.except(real(&path).as_os_str().as_bytes());
+        trees.lead_to(path.as_os_str().as_bytes());
+    }
     Ok(trees)
 }
 

@@ -42,12 +42,52 @@ type Known = (Vec<u8>, Entry);
 struct Entry {
     /// Allowed here and beneath.
     allowed: Option<Rights>,
-    /// Refused here and beneath, whatever is allowed.
+    /// Refused here and beneath, even where another entry allows it.
     denied: bool,
+    /// Not refused here and beneath by a `denied` above.
+    excepted: bool,
+    /// Neither changed nor made, here and beneath, even where another entry allows it.
+    read_only: bool,
     /// New names may be made beneath, and are then the program's own.
     own: bool,
     /// May be looked at, but not what lies beneath: leads to what is allowed.
     leading: bool,
+    /// May be looked at even where it is denied: leads to an exception.
+    leading_to_exception: bool,
+}
+
+impl Entry {
+    /// Whether one of these rights is refused here and beneath.
+    fn denies(&self, rights: Rights) -> bool {
+        let denials = Denials { closed: self.denied, read_only: self.read_only };
+        denials.rights().intersects(rights)
+    }
+}
+
+/// What the entries on the way to a path deny.
+#[derive(Clone, Copy, Debug, Default)]
+struct Denials {
+    closed: bool,
+    read_only: bool,
+}
+
+impl Denials {
+    /// Takes in the next entry on the way.
+    fn pass(self, entry: &Entry) -> Self {
+        Self {
+            closed: entry.denied || self.closed && !entry.excepted,
+            read_only: entry.read_only || self.read_only,
+        }
+    }
+
+    /// Returns the rights that are refused.
+    fn rights(self) -> Rights {
+        match self {
+            Self { closed: true, .. } => Rights::all(),
+            Self { read_only: true, .. } => Rights::WRITE | Rights::CREATE,
+            _ => Rights::empty(),
+        }
+    }
 }
 
 /// A hash is its own.
@@ -127,21 +167,19 @@ impl Trees {
 
     /// Whether a new name `path` may be made, to be the program's own.
     pub(crate) fn owns(&self, path: &[u8]) -> bool {
-        let mut own = false;
-        for prefix in prefixes(trimmed(path)) {
-            let entry = self.entry(hash(prefix), prefix);
-            if entry.is_some_and(|entry| entry.denied) {
-                return false;
-            }
-            own |= prefix.len() < trimmed(path).len() && entry.is_some_and(|entry| entry.own);
-        }
-        own
+        let path = trimmed(path);
+        let own = prefixes(path).any(|prefix| {
+            prefix.len() < path.len() && self.entry(hash(prefix), prefix).is_some_and(|entry| entry.own)
+        });
+        own && !self.denied(path).contains(Rights::CREATE)
     }
 
-    /// Whether this is refused whatever is allowed.
-    pub(crate) fn is_denied(&self, path: &[u8]) -> bool {
+    /// Returns the rights over `path` that are refused even where another entry allows them.
+    pub(crate) fn denied(&self, path: &[u8]) -> Rights {
         prefixes(trimmed(path))
-            .any(|prefix| self.entry(hash(prefix), prefix).is_some_and(|entry| entry.denied))
+            .filter_map(|prefix| self.entry(hash(prefix), prefix))
+            .fold(Denials::default(), Denials::pass)
+            .rights()
     }
 
     /// The directories in which new names may be made.
@@ -161,6 +199,20 @@ impl Trees {
         self.entry_mut(trimmed(path)).denied = true;
     }
 
+    /// Refuses to change, make and remove what is at `path` and beneath.
+    pub(crate) fn deny_changes(&mut self, path: &[u8]) {
+        self.entry_mut(trimmed(path)).read_only = true;
+    }
+
+    /// Leaves `path` and what lies beneath out of a [`deny`](Self::deny) above.
+    pub(crate) fn except(&mut self, path: &[u8]) {
+        let path = trimmed(path);
+        self.entry_mut(path).excepted = true;
+        for prefix in prefixes(path) {
+            self.entry_mut(prefix).leading_to_exception = true;
+        }
+    }
+
     /// The rights over `path`.
     pub(crate) fn rights(&self, path: &[u8]) -> Rights {
         self.rights_by_entries_of(path, 0)
@@ -169,24 +221,24 @@ impl Trees {
     /// The rights over `path` that entries give whose own paths have this length or more.
     pub(crate) fn rights_by_entries_of(&self, path: &[u8], least: usize) -> Rights {
         let path = trimmed(path);
-        let mut rights = Rights::empty();
-        let mut leading = false;
+        let (mut rights, mut denials) = (Rights::empty(), Denials::default());
+        let (mut leading, mut leading_to_exception) = (false, false);
         let mut hash = FNV_OFFSET;
         for at in 0..=path.len() {
             if path.get(at).is_none_or(|&byte| byte == b'/') {
                 let entry = self.entry(hash, &path[..at]);
-                if entry.is_some_and(|entry| entry.denied) {
-                    return Rights::empty();
-                }
+                denials = entry.map_or(denials, |entry| denials.pass(entry));
                 if at >= least {
                     rights |= entry.and_then(|entry| entry.allowed).unwrap_or(Rights::empty());
                 }
+                // Of the last one, which is the path itself.
                 leading = entry.is_some_and(|entry| entry.leading);
+                leading_to_exception = entry.is_some_and(|entry| entry.leading_to_exception);
             }
             hash = path.get(at).map_or(hash, |&byte| mixed(hash, byte));
         }
-        // Of the last one, which is the path itself.
-        if leading { rights | Rights::STAT } else { rights }
+        rights -= denials.rights();
+        if leading && !denials.closed || leading_to_exception { rights | Rights::STAT } else { rights }
     }
 
     /// Whether some path beneath `path` has other rights than `path`: then the names beneath must stay what they are.
@@ -195,19 +247,22 @@ impl Trees {
         let rights = self.rights(path);
         self.all().any(|(other, entry)| {
             is_beneath(other, path)
-                && (entry.denied || entry.allowed.is_some_and(|more| !rights.contains(more)))
+                && (entry.denies(Rights::all())
+                    || entry.excepted
+                    || entry.allowed.is_some_and(|more| !rights.contains(more)))
         })
     }
 
-    /// Whether something beneath `path` is refused whatever is allowed.
-    pub(crate) fn denies_beneath(&self, path: &[u8]) -> bool {
+    /// Whether one of these rights is refused somewhere beneath `path`, even where another entry allows it.
+    pub(crate) fn denies_beneath(&self, path: &[u8], rights: Rights) -> bool {
         let path = trimmed(path);
-        self.all().any(|(other, entry)| entry.denied && is_beneath(other, path))
+        self.all().any(|(other, entry)| entry.denies(rights) && is_beneath(other, path))
     }
 
-    /// Whether nothing is refused that is allowed elsewhere.
-    pub(crate) fn denies_nothing(&self) -> bool {
-        !self.all().any(|(_, entry)| entry.denied)
+    /// Whether something beneath `path` is an exception from what is denied.
+    pub(crate) fn excepts_beneath(&self, path: &[u8]) -> bool {
+        let path = trimmed(path);
+        self.all().any(|(other, entry)| entry.excepted && is_beneath(other, path))
     }
 
     /// What is allowed, and where: there and beneath.
@@ -220,18 +275,21 @@ impl Trees {
         self.allowed().filter(|(_, rights)| rights.contains(Rights::EXECUTE)).map(|(path, _)| path)
     }
 
-    fn everywhere(&self) -> Option<Rights> {
-        self.entry(FNV_OFFSET, b"").and_then(|entry| entry.allowed).filter(|_| self.denies_nothing())
+    /// Whether a right is allowed for everything, and nowhere refused.
+    fn everywhere(&self, right: Rights) -> bool {
+        let allowed = self.entry(FNV_OFFSET, b"").and_then(|entry| entry.allowed);
+        allowed.is_some_and(|rights| rights.contains(right))
+            && !self.all().any(|(_, entry)| entry.denies(right))
     }
 
     /// Whether everything may be executed.
     pub(crate) fn all_executable(&self) -> bool {
-        self.everywhere().is_some_and(|rights| rights.contains(Rights::EXECUTE))
+        self.everywhere(Rights::EXECUTE)
     }
 
     /// Whether everything may be looked at.
     pub(crate) fn all_visible(&self) -> bool {
-        self.everywhere().is_some()
+        self.everywhere(Rights::STAT)
     }
 }
 
@@ -272,6 +330,54 @@ mod tests {
         assert!(trees.owns(b"/tmp/a") && trees.owns(b"/tmp/a/b"));
         assert!(!trees.owns(b"/tmp") && !trees.owns(b"/tmp/closed/x") && !trees.owns(b"/tmpx"));
         assert_eq!((trees.rights(b"/tmp/a"), trees.rights(b"/tmp")), (Rights::empty(), Rights::STAT));
+    }
+
+    #[test]
+    fn what_is_read_only_is_neither_changed_nor_made() {
+        let mut trees = Trees::default();
+        trees.allow(b"/", Rights::all());
+        trees.allow_own(b"/project");
+        trees.deny_changes(b"/project/.git");
+        let rights = trees.rights(b"/project/.git/config");
+        assert!(
+            rights.contains(Rights::READ | Rights::EXECUTE)
+                && !rights.intersects(Rights::WRITE | Rights::CREATE)
+        );
+        assert!(trees.owns(b"/project/new") && !trees.owns(b"/project/.git/new"));
+        assert!(trees.differ_beneath(b"/project") && trees.denies_beneath(b"/project", Rights::all()));
+        assert!(!trees.denies_beneath(b"/project", Rights::EXECUTE));
+        assert!(trees.all_executable() && trees.all_visible());
+        assert_eq!(trees.denied(b"/project/.git/x"), Rights::WRITE | Rights::CREATE);
+        trees.deny(b"/project/.git/secret");
+        assert!(
+            trees.rights(b"/project/.git/secret").is_empty()
+                && trees.denied(b"/project/.git/secret").is_all()
+        );
+    }
+
+    #[test]
+    fn exceptions_are_decided_by_the_other_entries() {
+        let mut trees = Trees::default();
+        trees.allow(b"/", Rights::READ);
+        trees.allow_own(b"/home");
+        trees.deny(b"/home/u");
+        trees.except(b"/home/u/project/in");
+        trees.deny(b"/home/u/project/in/keys");
+        trees.deny_changes(b"/home/u/project");
+        let rights = |path: &str| trees.rights(path.as_bytes());
+        assert_eq!(rights("/home/u/project/in/file"), Rights::READ | Rights::STAT);
+        assert_eq!((rights("/home/u/project"), rights("/home/u")), (Rights::STAT, Rights::STAT));
+        assert_eq!(
+            (rights("/home/u/other"), rights("/home/u/project/inside")),
+            (Rights::empty(), Rights::empty())
+        );
+        assert_eq!(rights("/home/u/project/in/keys/a"), Rights::empty());
+        assert!(
+            trees.owns(b"/home/new") && !trees.owns(b"/home/u/new") && !trees.owns(b"/home/u/project/in/new")
+        );
+        assert!(trees.excepts_beneath(b"/home/u") && !trees.excepts_beneath(b"/home/u/project/in"));
+        assert!(trees.differ_beneath(b"/home/u/project") && trees.denied(b"/home/u/other").is_all());
+        assert_eq!(trees.denied(b"/home/u/project/in"), Rights::WRITE | Rights::CREATE);
     }
 
     #[test]
