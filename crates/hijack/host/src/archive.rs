@@ -4,15 +4,14 @@
 //!  launcher                        a child                                                kernel
 //!  --------                        -------                                                ------
 //!  fork  ----------------------->  unshare, unless privileged: namespaces of its own
-//!                                  fsopen("tmpfs"), fsmount  ------------------------->   a mount that is attached nowhere
-//!                                  chroot into it, unpack, rewrite links
-//!                                  mount_setattr: read-only
+//!                                  fsopen("tmpfs"), fsmount  ------------------------->   a mount that is attached nowhere chroot into it, unpack,
+//!                                  rewrite links mount_setattr: read-only
 //!  takes the descriptor  <-------  sends it, ends
 //! ```
 //!
-//! The mount lives as long as somebody has that descriptor: the supervisor. Nobody can unmount it, write to it, or see it in a
-//! table of mounts; nothing is left behind. Archives are unpacked by a process whose root directory is the mount itself, so
-//! with any names and links, nothing else is written to. `fsmount(2)`, `user_namespaces(7)`.
+//! The mount lives as long as that descriptor is open: in the supervisor. No process can unmount it, write to it, or
+//! see it in a table of mounts; nothing is left behind. Archives are unpacked by a process whose root directory is the
+//! mount itself, so with any names and links, nothing else is written to. `fsmount(2)`, `user_namespaces(7)`.
 
 use std::ffi::{OsStr, c_int};
 use std::fs::{self, File};
@@ -232,8 +231,8 @@ fn make_read_only(root: &OwnedFd) -> io::Result<()> {
     checked_call(result).map(drop)
 }
 
-/// Has links lead where they would if the mount was at its prefix: the kernel resolves those that begin at the root, and
-/// those that leave the mount, without knowing of it.
+/// Has links lead where they would if the mount was at its prefix: the kernel resolves those that begin at the root,
+/// and those that leave the mount, without knowing of it.
 fn rewrite_links(directory: &Path, prefix: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -251,7 +250,7 @@ fn rewrite_links(directory: &Path, prefix: &Path) -> io::Result<()> {
 }
 
 /// What a link in a directory (from the mount's root) is to lead to; `None`: what it does.
-fn rewritten(directory: &Path, target: &Path, prefix: &Path) -> Option<PathBuf> {
+pub(crate) fn rewritten(directory: &Path, target: &Path, prefix: &Path) -> Option<PathBuf> {
     let inside = directory.strip_prefix("/").unwrap_or(directory);
     let whole = joined(&prefix.join(inside), target);
     let depth = inside.components().count();

@@ -127,7 +127,7 @@ const PRCTL_POINTERS: [&str; 6] = [
 /// Commands of `fcntl` whose argument is a number or descriptor.
 const FCNTL_NUMBERS: [&str; 5] = ["F_DUPFD", "F_DUPFD_CLOEXEC", "F_SETOWN", "F_SETPIPE_SZ", "F_DUPFD_QUERY"];
 
-/// The constants that an argument can be made of, whatever the others are.
+/// The constants that an argument can be made of, with any other arguments.
 fn set(call: &str, name: &str) -> Option<&'static str> {
     Some(match (call, name) {
         ("access" | "faccessat" | "faccessat2", "mode") => "access.mode",

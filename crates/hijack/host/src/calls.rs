@@ -1,7 +1,7 @@
 //! What is known of system calls: names, arguments, which of these are paths, descriptors, buffers.
 //!
-//! The table comes from the kernel itself (tracefs; `calls/generate` makes it) and, for calls that the kernel does not describe,
-//! from `calls/by-hand`; the meaning of an argument from its type and name there.
+//! The table comes from the kernel itself (tracefs; `calls/generate` makes it) and, for calls that the kernel does not
+//! describe, from `calls/by-hand`; the meaning of an argument from its type and name there.
 
 mod groups;
 
@@ -97,7 +97,7 @@ impl Argument {
     }
 }
 
-/// Names of arguments that are paths, whatever the call.
+/// Names of arguments that are paths, in every call.
 const PATHS: [&str; 12] = [
     "dir_name",
     "filename",
@@ -220,7 +220,8 @@ mod tests {
         assert_eq!(not, [""; 0], "describe them in calls/by-hand, and run calls/generate");
     }
 
-    /// Strings and buffers that are no paths: a call that is new in the table has to say here, or in [`PATHS`], what its are.
+    /// Strings and buffers that are no paths: a call that is new in the table has to say here, or in [`PATHS`], what
+    /// its are.
     const NO_PATHS: [&str; 21] = [
         "buf",
         "buff",
@@ -258,7 +259,8 @@ mod tests {
 
     /// Has the kernel say whether it knows a call, in a process of its own: it may be anything.
     fn kernel_knows(number: u32) -> bool {
-        // SAFETY: the child makes two system calls and ends; arguments that are no addresses, descriptors or sizes change nothing.
+        // SAFETY: the child makes two system calls and ends; arguments that are no addresses, descriptors or sizes
+        // change nothing.
         unsafe {
             let child = libc::fork();
             assert!(child >= 0);

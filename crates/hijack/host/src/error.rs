@@ -17,7 +17,7 @@ pub enum Error {
         /// What to do about it.
         way_out: &'static str,
     },
-    /// Somebody traces this process: the supervisor could not.
+    /// Another process traces this one: the supervisor could not.
     #[error(
         "cannot put an executive under a program: process {0} traces this one; use `orrery trace`, or stop tracing"
     )]
@@ -72,8 +72,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the exit status with which a command reports this error, as shells do: 127 for a program that was not found, 126 for
-    /// one that cannot be executed, and 1 otherwise.
+    /// Returns the exit status with which a command reports this error, as shells do: 127 for a program that was not
+    /// found, 126 for one that cannot be executed, and 1 otherwise.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {

@@ -1,5 +1,6 @@
 //! Reading the journal: single calls, as executives have written them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
@@ -11,7 +12,7 @@ use orrery_hijack_image::journal::{
 use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::error::Result;
-use crate::shared_segment::{ForeignPage, SharedSegment};
+use crate::shared_segment::{ForeignJournal, SharedSegment, UserMemory};
 
 /// A slot that stays unwritten so long, with others behind it, was given up by its writer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -80,6 +81,11 @@ impl Event {
         self.entry.ticks
     }
 
+    /// When it was written, as near as is known.
+    fn end(&self) -> u64 {
+        self.entry.start.saturating_add(self.entry.ticks)
+    }
+
     /// Which of the policy's rules asked for it, from zero.
     pub fn rule(&self) -> u32 {
         self.entry.rule
@@ -104,86 +110,74 @@ impl Event {
 /// Where a journal is.
 #[derive(Debug)]
 enum Source {
-    /// In the page of a run of this process.
-    Own(Arc<SharedSegment>),
-    /// In that of another one's, which does not wait for this reader.
-    Foreign(ForeignPage),
+    /// In a run of this process.
+    Own(Arc<UserMemory>),
+    /// In that of another one, which does not wait for this reader.
+    Foreign(ForeignJournal),
 }
 
 impl Source {
     fn journal(&self) -> &Journal {
         match self {
-            Self::Own(segment) => &segment.page().journal,
-            Self::Foreign(foreign) => &foreign.page().journal,
+            Self::Own(memory) => memory.journal(),
+            Self::Foreign(foreign) => foreign.journal(),
         }
     }
 }
 
-/// Reads events. While there is a reader, programs wait for it rather than have their calls untold.
+/// Reads events. While there is a reader, programs wait for it rather than lose their calls.
 #[derive(Debug)]
 pub struct Events {
+    /// Where further journals appear; `None` where there is one only.
+    segment: Option<Arc<SharedSegment>>,
+    journals: Vec<JournalReader>,
+    /// How many events of each journal are due: see [`Events::collect`].
+    due: usize,
+}
+
+/// Reads one journal.
+#[derive(Debug)]
+struct JournalReader {
     source: Source,
     next: u64,
     /// Since when the next slot is not written.
     missing: Option<Instant>,
     given_up: u64,
+    /// A program has written nonsense there: nothing more is read.
+    broken: bool,
+    /// What was read, and waits for events of other journals that come before.
+    read: VecDeque<Event>,
 }
 
-impl Events {
-    pub(crate) fn new(segment: Arc<SharedSegment>) -> Self {
-        let journal = &segment.page().journal;
-        journal.reader.store(std::process::id(), Relaxed);
-        let next = journal.read.load(Relaxed);
-        Self { source: Source::Own(segment), next, missing: None, given_up: 0 }
+impl JournalReader {
+    fn new(source: Source) -> Self {
+        let next = source.journal().read.load(Relaxed);
+        Self { source, next, missing: None, given_up: 0, broken: false, read: VecDeque::new() }
     }
 
-    /// Reads the journal of a run that another process has started, as [`Hijack::journal`](crate::Hijack::journal) names it there.
-    /// `owner` is the user who started it. Programs do not wait for this reader: what finds no room is lost, and counted.
-    ///
-    /// # Errors
-    /// [`Error::Facility`](crate::Error::Facility): there is no such segment, it is none of a run, or it is another user's.
-    pub fn attach(id: i32, owner: u32) -> Result<Self> {
-        let page = ForeignPage::attach(id, owner)?;
-        let next = page.page().journal.read.load(Relaxed);
-        Ok(Self { source: Source::Foreign(page), next, missing: None, given_up: 0 })
-    }
-
-    /// Sleeps until there may be an event, for `most` at most.
-    pub fn wait(&self, most: Duration) {
-        let journal = self.source.journal();
-        journal.waiting.store(1, Relaxed);
-        // Who writes an entry does so before it looks whether somebody sleeps.
-        fence(SeqCst);
-        let written = stamp_of(self.next) + 1;
-        // Not whether it has taken its ticket: one that was preempted in between would never run beside a reader that does not sleep.
-        if self.slot().stamp.load(Acquire) != written {
-            let most = Timespec {
-                tv_sec: i64::try_from(most.as_secs()).unwrap_or(1),
-                tv_nsec: most.subsec_nanos().into(),
-            };
-            // However it ends, the caller looks again.
-            let _ended = futex::wait(&journal.waiting, Flags::empty(), 1, Some(&most));
-        }
-        journal.waiting.store(0, Relaxed);
+    /// Reads a journal whose writers wait for this.
+    fn of(memory: Arc<UserMemory>) -> Self {
+        memory.journal().reader.store(std::process::id(), Relaxed);
+        Self::new(Source::Own(memory))
     }
 
     fn slot(&self) -> &Slot {
         &self.source.journal().slots[usize::try_from(self.next).unwrap_or(0) % ENTRIES]
     }
 
-    /// Events that were lost: their writers died, or found the journal full for too long.
-    pub fn lost(&self) -> u64 {
-        self.source.journal().lost.load(Relaxed).saturating_add(self.given_up)
+    /// Reads as much as there is, but not for ever. Returns how much waits.
+    fn collect(&mut self) -> usize {
+        while self.read.len() < ENTRIES
+            && let Some(event) = self.take()
+        {
+            self.read.push_back(event);
+        }
+        self.read.len()
     }
-}
 
-impl Iterator for Events {
-    type Item = Event;
-
-    /// The next event, if there is one by now. There may be one later.
-    fn next(&mut self) -> Option<Event> {
+    fn take(&mut self) -> Option<Event> {
         let journal = self.source.journal();
-        loop {
+        while !self.broken {
             let slot = &journal.slots[usize::try_from(self.next).unwrap_or(0) % ENTRIES];
             let turn = stamp_of(self.next);
             if slot.stamp.load(Acquire) == turn + 1 {
@@ -207,15 +201,117 @@ impl Iterator for Events {
                 self.missing = None;
                 self.next += 1;
                 journal.read.store(self.next, Relaxed);
+            } else if slot.stamp.load(Acquire) != turn + 1 {
+                self.broken = true;
+                self.given_up += 1;
+                journal.reader.store(0, Relaxed);
             }
         }
+        None
+    }
+}
+
+impl Events {
+    pub(crate) fn new(segment: Arc<SharedSegment>) -> Self {
+        let mut events = Self { segment: Some(segment), journals: Vec::new(), due: 0 };
+        events.look_for_journals();
+        events
+    }
+
+    /// Reads the journal of a run that another process has started, as [`Hijack::journal`](crate::Hijack::journal)
+    /// names it there: of the programs that act as the first one of the run does. `owner` is the user who started it.
+    /// Programs do not wait for this reader: what finds no room is lost, and counted.
+    ///
+    /// # Errors
+    /// [`Error::Facility`](crate::Error::Facility): there is no such segment, it is none of a run, or it is another
+    /// user's.
+    pub fn attach(id: i32, owner: u32) -> Result<Self> {
+        let journal = ForeignJournal::attach(id, owner)?;
+        Ok(Self { segment: None, journals: vec![JournalReader::new(Source::Foreign(journal))], due: 0 })
+    }
+
+    /// Sleeps until there may be an event, for `most` at most.
+    pub fn wait(&self, most: Duration) {
+        /// Entries of further journals wake nobody.
+        const SHORT: Duration = Duration::from_millis(2);
+        let Some(first) = self.journals.first().filter(|_| self.due == 0) else { return };
+        let most = if self.journals.len() > 1 { most.min(SHORT) } else { most };
+        let journal = first.source.journal();
+        journal.waiting.store(1, Relaxed);
+        // Who writes an entry does so before it looks whether a reader sleeps.
+        fence(SeqCst);
+        let written = stamp_of(first.next) + 1;
+        // Not whether it has taken its ticket: one that was preempted in between would never run beside a reader that
+        // does not sleep.
+        if first.slot().stamp.load(Acquire) != written || first.broken {
+            let most = Timespec {
+                tv_sec: i64::try_from(most.as_secs()).unwrap_or(1),
+                tv_nsec: most.subsec_nanos().into(),
+            };
+            // However it ends, the caller looks again.
+            let _ended = futex::wait(&journal.waiting, Flags::empty(), 1, Some(&most));
+        }
+        journal.waiting.store(0, Relaxed);
+    }
+
+    /// Events that were lost: their writers died, or found the journal full for too long.
+    pub fn lost(&self) -> u64 {
+        let lost = |reader: &JournalReader| {
+            let lost = if reader.broken { 0 } else { reader.source.journal().lost.load(Relaxed) };
+            reader.given_up.saturating_add(lost)
+        };
+        self.journals.iter().map(lost).fold(0, u64::saturating_add)
+    }
+
+    /// Users have journals of their own, which appear with them.
+    fn look_for_journals(&mut self) {
+        let known = self.journals.len();
+        if let Some(segment) = &self.segment {
+            self.journals.extend(segment.users().into_iter().skip(known).map(JournalReader::of));
+        }
+    }
+
+    /// Reads all journals, so that events of different ones come in their order: a thread that becomes another user
+    /// goes on in another journal. What came before an event of a first round is there in a second one, at the latest.
+    fn collect(&mut self) {
+        self.look_for_journals();
+        self.due = self.journals.iter_mut().map(JournalReader::collect).sum();
+        if self.due == 0 {
+            return;
+        }
+        let last = |reader: &JournalReader| reader.read.back().map(Event::end);
+        let last = self.journals.iter().filter_map(last).max();
+        self.look_for_journals();
+        for reader in &mut self.journals {
+            let before = reader.read.len();
+            reader.collect();
+            let added = reader.read.iter().skip(before);
+            self.due += added.take_while(|event| Some(event.end()) <= last).count();
+        }
+    }
+}
+
+impl Iterator for Events {
+    type Item = Event;
+
+    /// The next event, if there is one by now. There may be one later.
+    fn next(&mut self) -> Option<Event> {
+        if self.due == 0 {
+            self.collect();
+        }
+        self.due = self.due.checked_sub(1)?;
+        let first = |reader: &&mut JournalReader| reader.read.front().map(Event::end);
+        let ready = self.journals.iter_mut().filter(|reader| !reader.read.is_empty());
+        ready.min_by_key(first)?.read.pop_front()
     }
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
-        if let Source::Own(segment) = &self.source {
-            segment.page().journal.reader.store(0, Relaxed);
+        for reader in &self.journals {
+            if let Source::Own(memory) = &reader.source {
+                memory.journal().reader.store(0, Relaxed);
+            }
         }
     }
 }
@@ -227,7 +323,7 @@ mod tests {
     use super::*;
 
     fn write(segment: &SharedSegment, ticket: u64, number: u32) {
-        let journal = &segment.page().journal;
+        let journal = segment.first().journal();
         let slot = &journal.slots[usize::try_from(ticket).unwrap() % ENTRIES];
         assert_eq!(slot.stamp.load(Relaxed), stamp_of(ticket));
         let entry = Entry { number, state: DONE, ..Entry::EMPTY };
@@ -244,24 +340,44 @@ mod tests {
         assert!(events.next().is_none());
         for ticket in 0..3 * ENTRIES as u64 {
             write(&segment, ticket, u32::try_from(ticket).unwrap());
-            segment.page().journal.next.store(ticket + 1, Relaxed);
+            segment.first().journal().next.store(ticket + 1, Relaxed);
             assert_eq!(events.next().map(|event| event.number()), u32::try_from(ticket).ok());
         }
         assert!(events.next().is_none());
         assert_eq!(events.lost(), 0);
     }
 
+    /// A program that shares a journal can write anything there. That costs its entries, and not the reader's.
+    #[test]
+    fn nonsense_in_a_journal_ends_nothing_but_that() {
+        let segment = Arc::new(SharedSegment::new().unwrap());
+        let mut events = Events::new(Arc::clone(&segment));
+        let journal = segment.first().journal();
+        journal.next.store(u64::MAX, Relaxed);
+        for slot in &journal.slots {
+            slot.stamp.store(0xa5a5_a5a5_a5a5_a5a5, Relaxed);
+        }
+        journal.lost.store(u64::MAX, Relaxed);
+        assert!(events.next().is_none());
+        std::thread::sleep(PATIENCE + Duration::from_millis(10));
+        assert!(events.next().is_none() && events.next().is_none());
+        assert_eq!((events.lost(), journal.reader.load(Relaxed)), (1, 0));
+    }
+
     #[test]
     fn a_sleeping_reader_of_another_run_is_woken() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let user = rustix::process::geteuid().as_raw();
-        assert!(Events::attach(segment.id(), user + 1).is_err() && Events::attach(-1, user).is_err());
+        assert!(
+            Events::attach(segment.first().journal_id(), user + 1).is_err()
+                && Events::attach(-1, user).is_err()
+        );
         assert!(Events::attach(segment.verdicts_id(), user).is_err());
-        let mut events = Events::attach(segment.id(), user).unwrap();
+        let mut events = Events::attach(segment.first().journal_id(), user).unwrap();
         let writer = std::thread::spawn({
             let segment = Arc::clone(&segment);
             move || {
-                let journal = &segment.page().journal;
+                let journal = segment.first().journal();
                 while journal.waiting.load(Acquire) == 0 {
                     std::thread::yield_now();
                 }
@@ -277,15 +393,16 @@ mod tests {
             events.wait(Duration::from_secs(60));
         }
         writer.join().unwrap();
-        // It is no reader that anybody waits for.
-        assert_eq!(segment.page().journal.reader.load(Relaxed), 0);
+        // No writer waits for this reader.
+        assert_eq!(segment.first().journal().reader.load(Relaxed), 0);
     }
 
     #[test]
     fn a_reader_sleeps_while_a_writer_has_only_its_ticket() {
         let segment = Arc::new(SharedSegment::new().unwrap());
-        let mut events = Events::attach(segment.id(), rustix::process::geteuid().as_raw()).unwrap();
-        segment.page().journal.next.store(1, Relaxed);
+        let owner = rustix::process::geteuid().as_raw();
+        let mut events = Events::attach(segment.first().journal_id(), owner).unwrap();
+        segment.first().journal().next.store(1, Relaxed);
         let begin = Instant::now();
         events.wait(Duration::from_millis(20));
         assert!(begin.elapsed() >= Duration::from_millis(20), "it would keep the writer from the CPU");
@@ -298,7 +415,7 @@ mod tests {
     fn a_slot_that_nobody_writes_is_passed_over() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let mut events = Events::new(Arc::clone(&segment));
-        segment.page().journal.next.store(2, Relaxed);
+        segment.first().journal().next.store(2, Relaxed);
         write(&segment, 1, 7);
         assert!(events.next().is_none());
         std::thread::sleep(PATIENCE + Duration::from_millis(10));

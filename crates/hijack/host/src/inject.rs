@@ -1,15 +1,17 @@
 //! Puts an executive under a program that has just been executed.
 //!
-//! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
-//! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (see
-//! [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the policy's table are written at once. Then the thread runs the image's own beginning,
-//! which attaches the page, takes SIGSYS and arms dispatch, and sends itself a signal when it is done. It has the registers back then
-//! that the kernel gave it.
+//! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two
+//! system calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its
+//! code there (see [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the
+//! policy's table are written at once. Then the thread runs the image's own beginning, which attaches the page, takes
+//! SIGSYS and arms dispatch, and sends itself a signal when it is done. It has the registers back then that the kernel
+//! gave it.
 //!
-//! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
-//! executed. So there are few of them: when it has executed the program, at the end of that call, behind each of the two calls, and at
-//! the signal. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so makes a thread that ignores the signal
-//! (handlers are gone by then) receive it from then on. Who ignores it is stopped before its calls, too, which needs no signal.
+//! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that
+//! is executed. So there are few of them: when it has executed the program, at the end of that call, behind each of the
+//! two calls, and at the signal. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so
+//! makes a thread that ignores the signal (handlers are gone by then) receive it from then on. Who ignores it is
+//! stopped before its calls, too, which needs no signal.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::collections::HashMap;
@@ -22,14 +24,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libc::c_long;
 use orrery_hijack_image::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
-use orrery_hijack_image::shared_page::Unfollowed;
+use orrery_hijack_image::shared_page::{SharedPage, Unfollowed};
 
 use crate::archive::Mounted;
 use crate::image::{Image, PAGE};
 use crate::maps::Maps;
 use crate::policy::{Policy, Strictness};
 use crate::shared_code::{self, SharedCode};
-use crate::shared_segment::SharedSegment;
+use crate::shared_segment::{SharedSegment, UserMemory};
 use crate::unfollowed;
 use orrery_sys::process_memory;
 use orrery_sys::ptrace::{Stop, Tracee};
@@ -76,6 +78,16 @@ const BELOW: u64 = 256;
 const LONG_MODE: u64 = 0x33;
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
 
+/// The memory that a program is to share with the supervisor, unless it acts as another user.
+pub(crate) struct Home<'a> {
+    pub(crate) segment: &'a SharedSegment,
+    /// Whose it is, among the users.
+    pub(crate) user: usize,
+    pub(crate) page: &'a SharedPage,
+    /// Finds whose a process's memory is to be.
+    pub(crate) user_of: &'a dyn Fn(libc::pid_t) -> Option<(usize, Arc<UserMemory>)>,
+}
+
 /// A thread that is made to perform system calls.
 struct Puppet<'a> {
     tracee: &'a mut Tracee,
@@ -83,6 +95,8 @@ struct Puppet<'a> {
     gadget: u64,
     /// What to put back at `gadget`.
     covered: Option<u64>,
+    /// The mask that the program is to begin with.
+    mask: u64,
     /// It may be stopped by SIGTRAP.
     trappable: bool,
     /// Signals that it was sent meanwhile, and is to have afterwards: those of [`LATE`].
@@ -127,7 +141,7 @@ impl Puppet<'_> {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Whether a signal can be one that somebody has sent; it is kept for later then.
+    /// Whether a signal can be one that was sent; it is kept for later then.
     fn is_late(&mut self, signal: libc::c_int) -> bool {
         let place = LATE.iter().position(|late| *late == signal).and_then(|index| self.late.get_mut(index));
         place.map(|place| *place = true).is_some()
@@ -180,18 +194,19 @@ impl Puppet<'_> {
     }
 }
 
-/// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that it does not
-/// ignore SIGTRAP.
+/// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that
+/// it does not ignore SIGTRAP.
 ///
-/// Returns whether the thread was certainly detached. Where there is no executive, that is counted, and the program runs without.
+/// Returns whether the thread was certainly detached. Where there is no executive, that is counted, and the program
+/// runs without.
 pub(crate) fn inject(
     mut tracee: Tracee,
     (mask, trappable): (u64, bool),
     image: &Image,
-    segment: &SharedSegment,
+    home: &Home<'_>,
     settings: &Settings,
 ) -> bool {
-    let result = prepare(&mut tracee, trappable, image, segment, settings);
+    let result = prepare(&mut tracee, (mask, trappable), image, home, settings);
     let gone = result.is_err() && tracee.registers().is_err();
     let pid = tracee.pid();
     // Where the program was killed meanwhile, there is nothing to report.
@@ -199,7 +214,7 @@ pub(crate) fn inject(
         && !gone
     {
         // Before the program goes on: it may be the run's last, after which the counts are read.
-        if let Some(counter) = segment.page().unfollowed.get(reason as usize) {
+        if let Some(counter) = home.page.unfollowed.get(reason as usize) {
             counter.fetch_add(1, Relaxed);
         }
         unfollowed::deal_with(pid, reason, &settings.policy, settings.strictness);
@@ -218,9 +233,9 @@ pub(crate) fn inject(
 /// Which signals the process was sent meanwhile.
 fn prepare(
     tracee: &mut Tracee,
-    trappable: bool,
+    (mask, trappable): (u64, bool),
     image: &Image,
-    segment: &SharedSegment,
+    home: &Home<'_>,
     settings: &Settings,
 ) -> Result<[bool; LATE.len()], Unfollowed> {
     let failed = |_: io::Error| Unfollowed::Failed;
@@ -229,14 +244,14 @@ fn prepare(
         return Err(Unfollowed::Foreign);
     }
     let mut puppet =
-        Puppet { tracee, registers, gadget: 0, covered: None, trappable, late: [false; LATE.len()] };
+        Puppet { tracee, registers, gadget: 0, covered: None, mask, trappable, late: [false; LATE.len()] };
     // To the end of the execve, which would overwrite rax.
     puppet.run_to_call().map_err(failed)?;
     puppet.registers = puppet.tracee.registers().map_err(failed)?;
     puppet.registers.orig_rax = u64::MAX;
     let maps = Maps::of(puppet.tracee.pid()).map_err(failed)?;
     find_gadget(&mut puppet, &maps).map_err(failed)?;
-    let arranged = arrange(&mut puppet, &maps, image, segment, settings);
+    let arranged = arrange(&mut puppet, &maps, image, home, settings);
     if let Some(word) = puppet.covered {
         puppet.tracee.replace_word(puppet.gadget, word).map_err(failed)?;
     }
@@ -279,7 +294,8 @@ fn may_read_fs() -> bool {
     allowed && std::arch::is_x86_feature_detected!("sse4.2")
 }
 
-/// Where a signal frame has PKRU, from the beginning of the extended state in it; zero where the kernel uses no protection keys.
+/// Where a signal frame has PKRU, from the beginning of the extended state in it; zero where the kernel uses no
+/// protection keys.
 fn protection_keys() -> u32 {
     /// `OSPKE` in leaf 7: the kernel has switched them on.
     const OSPKE: u32 = 1 << 4;
@@ -322,14 +338,14 @@ fn arrange(
     puppet: &mut Puppet<'_>,
     maps: &Maps,
     image: &Image,
-    segment: &SharedSegment,
+    home: &Home<'_>,
     settings: &Settings,
 ) -> io::Result<()> {
     let load = Load::new(puppet.tracee.pid(), image, settings)?;
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
     let base = puppet.call(libc::SYS_mmap, [0, load.length(), protection, flags, u64::MAX, 0])?;
-    let result = furnish(puppet, base, maps, &load, segment, settings);
+    let result = furnish(puppet, base, maps, &load, home, settings);
     if result.is_err() {
         puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
     }
@@ -341,7 +357,7 @@ fn furnish(
     base: u64,
     maps: &Maps,
     load: &Load<'_>,
-    segment: &SharedSegment,
+    home: &Home<'_>,
     settings: &Settings,
 ) -> io::Result<()> {
     let image = load.image;
@@ -362,8 +378,7 @@ fn furnish(
     let code_length = image.code.end - image.code.start;
     let action = offset_of!(Config, action);
     for (offset, value) in [
-        (offset_of!(Config, shared_page_length), size_of_val(segment.page()) as u64),
-        (offset_of!(Config, verdicts_segment), u64::try_from(segment.verdicts_id()).unwrap_or(0)),
+        (offset_of!(Config, verdicts_segment), u64::try_from(home.segment.verdicts_id()).unwrap_or(0)),
         (offset_of!(Config, image), base),
         (offset_of!(Config, image_length), load.length()),
         (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
@@ -377,13 +392,17 @@ fn furnish(
         put(offset, &value.to_le_bytes());
     }
     for (offset, flag) in [
+        (offset_of!(Config, logged), settings.policy.tells()),
         (offset_of!(Config, counted), settings.counted),
         (offset_of!(Config, thread_counters_enabled), may_read_fs()),
         (offset_of!(Config, timed), settings.timed),
         (offset_of!(Config, rewriting_disabled), !settings.patch),
+        (offset_of!(Config, sigsys_blocked), puppet.mask & SIGSYS_BIT != 0),
     ] {
         put(offset, &[u8::from(flag)]);
     }
+    let user = |index: usize| u32::try_from(index).unwrap_or(u32::MAX).to_le_bytes();
+    put(offset_of!(Config, user), &user(home.user));
     put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes());
     put(offset_of!(Config, protection_keys), &protection_keys().to_le_bytes());
     for (index, (start, end, file)) in ranges.iter().enumerate() {
@@ -414,19 +433,25 @@ fn furnish(
         let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
         puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
     }
-    let id = u64::try_from(segment.id()).unwrap_or(0);
     let precise = u64::from(settings.policy.services().sleep.is_some());
-    let mut boot = || puppet.run(entries.boot, [id, precise]);
-    match boot() {
-        // Another user's program.
-        Err(error) if error.raw_os_error() == Some(libc::EACCES) => segment.lend(user_of(pid)?, boot)?,
-        result => result?,
+    match puppet.run(entries.boot, [0, precise]) {
+        // It acts as another user than the program that has executed it.
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            let found = (home.user_of)(pid).ok_or(io::ErrorKind::PermissionDenied)?;
+            process_memory::write(pid, base + (config + offset_of!(Config, user)) as u64, [&user(found.0)])?;
+            puppet.run(entries.boot, [1, precise])?;
+            found.1.page().followed.fetch_add(1, Relaxed);
+        }
+        result => {
+            result?;
+            home.page.followed.fetch_add(1, Relaxed);
+        }
     }
-    segment.page().followed.fetch_add(1, Relaxed);
     Ok(())
 }
 
-/// Which services are on in a process: numbers of users may change where nobody has said yet what they are in its namespace.
+/// Which services are on in a process: numbers of users may change where nobody has said yet what they are in its
+/// namespace.
 fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
     let bits = settings.policy.services().bits();
     if bits & service::USER == 0 {
@@ -434,24 +459,4 @@ fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
     }
     let mapped = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|map| !map.is_empty());
     if mapped("uid_map") && mapped("gid_map") { bits } else { bits & !service::USER }
-}
-
-/// The effective user of a process.
-fn user_of(pid: libc::pid_t) -> io::Result<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let user = line.and_then(|line| line.split_ascii_whitespace().nth(1)).and_then(|user| user.parse().ok());
-    user.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_processs_user_is_found() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        // SAFETY: the call takes no pointer.
-        assert_eq!(user_of(own).unwrap(), unsafe { libc::geteuid() });
-    }
 }

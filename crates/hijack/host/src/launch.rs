@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -77,9 +78,9 @@ impl Options {
         self
     }
 
-    /// Whether a policy that [denies](Policy::denies) something refuses what it cannot be applied to: programs that cannot be
-    /// followed, calls newer than this version knows, io_uring where the policy names paths or addresses. Else there is a warning about
-    /// such programs.
+    /// Whether a policy that [denies](Policy::denies) something refuses what it cannot be applied to: programs that
+    /// cannot be followed, calls newer than this version knows, io_uring where the policy names paths or addresses.
+    /// Else there is a warning about such programs.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -129,8 +130,8 @@ impl Hijack {
         Ok(Self { segment, image, code, mounted: OnceLock::new() })
     }
 
-    /// Starts the supervisor, as a child of this process which it leaves at once. What confines this process (a filter, a
-    /// Landlock domain) confines the supervisor, too: it can do no more to other processes than its tracees can.
+    /// Starts the supervisor, as a child of this process which it leaves at once. What confines this process (a filter,
+    /// a Landlock domain) confines the supervisor, too: it can do no more to other processes than its tracees can.
     ///
     /// # Errors
     /// Where no process could be made.
@@ -149,7 +150,7 @@ impl Hijack {
 
     /// The process number of the supervisor, as the shared memory has it, where tracees can write.
     pub fn supervisor(&self) -> i32 {
-        i32::try_from(self.segment.page().supervisor.load(Relaxed)).unwrap_or(0)
+        i32::try_from(self.segment.first().page().supervisor.load(Relaxed)).unwrap_or(0)
     }
 
     /// Becomes the program: as `exec` does, with the same process, parent and terminal.
@@ -165,8 +166,8 @@ impl Hijack {
     /// Starts the program as a child of this process.
     ///
     /// # Errors
-    /// Where it cannot be executed. What the kernel refuses only when the child tries is printed by the child on standard
-    /// error, and by its exit status.
+    /// Where it cannot be executed. What the kernel refuses only when the child tries is printed by the child on
+    /// standard error, and by its exit status.
     pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Child> {
         let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
         // SAFETY: the child does nothing but execute the program.
@@ -185,7 +186,7 @@ impl Hijack {
 
     /// What was counted so far, of all tracees.
     pub fn counts(&self) -> Counts {
-        Counts::of(self.segment.page())
+        Counts::of(&self.segment.users())
     }
 
     /// Single calls, as rules of the policy ask for them. One reader at a time, from before the program starts.
@@ -195,13 +196,18 @@ impl Hijack {
 
     /// Returns what another process of the same user can read the events by: see [`Events::attach`].
     pub fn journal(&self) -> i32 {
-        self.segment.id()
+        self.segment.first().journal_id()
     }
 
     /// How often each rule of the policy fitted a call, and how often it acted.
     pub fn rule_hits(&self) -> Vec<(u64, u64)> {
-        let rules = &self.segment.page().rules;
-        rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
+        let users = self.segment.users();
+        let of = |index: usize| {
+            let rows = users.iter().filter_map(|user| user.page().rules.get(index));
+            let add = |sum: u64, more: &AtomicU64| sum.saturating_add(more.load(Relaxed));
+            rows.fold((0, 0), |(hits, acts), row| (add(hits, &row.hits), add(acts, &row.acts)))
+        };
+        (0..self.segment.first().page().rules.len()).map(of).collect()
     }
 
     /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
@@ -267,7 +273,7 @@ impl Hijack {
 
     /// The supervisor's process number, when it has begun.
     fn wait_for_supervisor(&self) -> u32 {
-        let page = self.segment.page();
+        let page = self.segment.first().page();
         let mut waits = 0;
         while page.supervisor.load(Acquire) == 0 && !request_slots::supervisor_is_gone(&page.requests, waits)
         {
@@ -286,12 +292,13 @@ impl Hijack {
         };
         let ignored = ignores_trap();
         let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
-        let answer = request_slots::submit(&self.segment.page().requests, EXEC, thread, &Futex, |request| {
-            request.mask.store(mask, Relaxed);
-            request.ignores_trap.store(u32::from(ignored), Relaxed);
-            request.nonce.store(nonce, Relaxed);
-            request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
-        });
+        let answer =
+            request_slots::submit(&self.segment.first().page().requests, EXEC, thread, &Futex, |request| {
+                request.mask.store(mask, Relaxed);
+                request.ignores_trap.store(u32::from(ignored), Relaxed);
+                request.nonce.store(nonce, Relaxed);
+                request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
+            });
         std::hint::black_box(&nonce);
         answer
     }
@@ -312,7 +319,7 @@ impl Child {
     /// Waits for it to end: its wait status.
     ///
     /// # Errors
-    /// Where somebody else has waited for it.
+    /// Where another thread has waited for it.
     pub fn wait(self) -> Result<std::process::ExitStatus> {
         let mut status = 0;
         loop {

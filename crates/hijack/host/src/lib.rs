@@ -1,8 +1,8 @@
 //! An executive under unmodified programs: every system call passes through it.
 //!
-//! After "Hijack: Taking Control of COTS Systems to Enforce Predictable Service Guarantees" (West and Parmer), on a stock
-//! kernel. The executive itself is the crate `orrery-hijack-image`; its documentation draws the path of a call. This crate
-//! carries its image, puts it under programs, and reads what it counted:
+//! After "Hijack: Taking Control of COTS Systems to Enforce Predictable Service Guarantees" (West and Parmer), on a
+//! stock kernel. The executive itself is the crate `orrery-hijack-image`; its documentation draws the path of a call.
+//! This crate carries its image, puts it under programs, and reads what it counted:
 //!
 //! ```no_run
 //! use orrery_hijack::{Hijack, Options};
@@ -34,8 +34,8 @@
 //! ever. The alternatives lose something: starting each program through the launcher again cannot report errors to a
 //! caller that is gone by then; loading programs by ourselves would have to imitate the kernel.
 //!
-//! The supervisor is one process for all tracees of a run; it is not in the path of any other call. A tracee without supervisor
-//! (somebody killed it) goes on; programs that it executes are not followed, which is counted.
+//! The supervisor is one process for all tracees of a run; it is not in the path of any other call. A tracee without
+//! supervisor (it was killed) goes on; programs that it executes are not followed, which is counted.
 //!
 //! # What is no boundary
 //!
@@ -54,6 +54,7 @@ mod events;
 mod futex;
 #[doc(hidden)]
 pub mod fuzzing;
+mod identity;
 mod image;
 mod inject;
 mod instruction_boundaries;

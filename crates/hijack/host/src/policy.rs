@@ -25,7 +25,7 @@
 //! | `redirect = "127.0.0.1:8080"` | it connects to this address |
 //! | `short = 1` | it transfers so many bytes at most |
 //! | `delay = "5ms"` | it waits first |
-//! | `log = true` | it is told |
+//! | `log = true` | it is logged |
 //!
 //! `log` and `delay` go with each other and with any one of the others. `every = 3` acts on each third call that fits
 //! only, `after = 10` not on the first ten, `times = 1` once at most: counted over all processes of a run.

@@ -3,35 +3,105 @@
 use std::ffi::c_int;
 use std::mem::{size_of, zeroed};
 use std::ptr::{self, NonNull};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use orrery_hijack_image::shared_page::{SharedPage, Verdicts};
+use orrery_hijack_image::journal::Journal;
+use orrery_hijack_image::shared_page::{SharedPage, ThreadCounters, Verdicts};
+use orrery_hijack_image::users::{Identity, User};
 
 use crate::error::{Error, Result};
 
-/// The page, and the verdicts about code, attached to this process until it executes another program.
+/// The verdicts about code, and what each identity among the tracees shares, attached to this process until it executes
+/// another program.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
-    page: Attached<SharedPage>,
     /// Everybody may read it; only this process' user may write it, and only this process has it attached so.
     verdicts: Attached<Verdicts>,
-    lending: Mutex<()>,
+    /// That of the first program.
+    first: Arc<UserMemory>,
+    /// All that this process has attached, in the order of the verdicts' users.
+    users: Mutex<Vec<Arc<UserMemory>>>,
 }
 
-impl SharedSegment {
-    /// Fresh segments. The kernel frees them when nobody is attached any more.
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: both are made of atomics, for which zeros are valid.
-        let (page, verdicts) = unsafe { (Attached::new(0o600)?, Attached::new(0o644)?) };
-        Ok(Self { page, verdicts, lending: Mutex::new(()) })
+/// What those share who have one identity: see [`orrery_hijack_image::users`].
+#[derive(Debug)]
+pub(crate) struct UserMemory {
+    page: Attached<SharedPage>,
+    counters: Attached<ThreadCounters>,
+    journal: Attached<Journal>,
+}
+
+impl UserMemory {
+    /// Fresh segments.
+    fn new() -> Result<Self> {
+        // SAFETY: all are made of atomics, for which zeros are valid.
+        unsafe {
+            Ok(Self {
+                page: Attached::new(0o600)?,
+                counters: Attached::new(0o600)?,
+                journal: Attached::new(0o600)?,
+            })
+        }
+    }
+
+    /// Those that another process has made.
+    fn attach([page, counters, journal]: [u32; 3]) -> Result<Self> {
+        let id = |id: u32| c_int::try_from(id).unwrap_or(-1);
+        // SAFETY: made by `new`, by the supervisor, which alone writes which they are.
+        unsafe {
+            Ok(Self {
+                page: Attached::attach(id(page))?,
+                counters: Attached::attach(id(counters))?,
+                journal: Attached::attach(id(journal))?,
+            })
+        }
+    }
+
+    fn ids(&self) -> [u32; 3] {
+        [self.page.id, self.counters.id, self.journal.id].map(|id| u32::try_from(id).unwrap_or(0))
     }
 
     pub(crate) fn page(&self) -> &SharedPage {
         self.page.get()
     }
 
-    pub(crate) fn id(&self) -> c_int {
-        self.page.id
+    pub(crate) fn counters(&self) -> &ThreadCounters {
+        self.counters.get()
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        self.journal.get()
+    }
+
+    pub(crate) fn journal_id(&self) -> c_int {
+        self.journal.id
+    }
+
+    /// How many processes are attached. `None` where that is not known.
+    pub(crate) fn attached(&self) -> Option<u64> {
+        self.page.status().map(|status| status.shm_nattch)
+    }
+
+    /// Lets a user attach all of it.
+    fn own(&self, user: u32) {
+        self.page.own(user);
+        self.counters.own(user);
+        self.journal.own(user);
+    }
+}
+
+impl SharedSegment {
+    /// Fresh segments. The kernel frees them when nobody is attached any more.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: made of atomics, for which zeros are valid.
+        let verdicts: Attached<Verdicts> = unsafe { Attached::new(0o644)? };
+        let first = Arc::new(UserMemory::new()?);
+        Ok(Self { verdicts, users: Mutex::new(vec![Arc::clone(&first)]), first })
+    }
+
+    /// The memory of the first program.
+    pub(crate) fn first(&self) -> &UserMemory {
+        &self.first
     }
 
     pub(crate) fn verdicts(&self) -> &Verdicts {
@@ -42,32 +112,60 @@ impl SharedSegment {
         self.verdicts.id
     }
 
-    /// How many processes are attached. `None` where that is not known.
-    pub(crate) fn attached(&self) -> Option<u64> {
-        self.page.status().map(|status| status.shm_nattch)
+    /// Returns the memory of all identities that there are. What cannot be attached is left out, with all behind it.
+    pub(crate) fn users(&self) -> Vec<Arc<UserMemory>> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(ids) = self.verdicts().users.get(users.len()).and_then(User::segments) {
+            let Ok(memory) = UserMemory::attach(ids) else { break };
+            users.push(Arc::new(memory));
+        }
+        users.clone()
     }
 
-    /// Lets a user attach the page while `attach` runs: a tracee that changed its user.
-    pub(crate) fn lend<R>(&self, user: u32, attach: impl FnOnce() -> R) -> R {
-        let _lent = self.lending.lock();
-        let before = self.page.status().map(|status| status.shm_perm.uid);
-        let foreign = before.filter(|before| *before != user);
-        if foreign.is_some() {
-            self.page.own(user);
+    /// Returns which of the users has an identity.
+    pub(crate) fn find(&self, identity: &Identity) -> Option<usize> {
+        let has = |user: &User| user.identity().is_some_and(|other| other.shares_with(identity));
+        self.verdicts().users.iter().position(has)
+    }
+
+    /// Says whose the first memory is. In the supervisor only, before there are tracees.
+    pub(crate) fn enter_first(&self, identity: &Identity) {
+        if let Some(user) = self.verdicts().users.first() {
+            user.enter(identity, self.first.ids());
         }
-        let result = attach();
-        if let Some(before) = foreign {
-            self.page.own(before);
-        }
-        result
+    }
+
+    /// Adds memory for one more identity, when it was prepared. In the supervisor only.
+    ///
+    /// # Errors
+    /// Where there are too many, or no more segments.
+    pub(crate) fn add(
+        &self,
+        identity: &Identity,
+        prepare: impl FnOnce(usize, &Arc<UserMemory>),
+    ) -> Result<usize> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = users.len();
+        let Some(place) = self.verdicts().users.get(index) else {
+            return Err(Error::System {
+                operation: "share memory with one more user",
+                source: std::io::ErrorKind::OutOfMemory.into(),
+            });
+        };
+        let memory = Arc::new(UserMemory::new()?);
+        memory.own(identity.users[1]);
+        prepare(index, &memory);
+        place.enter(identity, memory.ids());
+        users.push(memory);
+        Ok(index)
     }
 }
 
-/// The page of a run that another process of this user, or of `owner`, has started.
+/// The journal of a run that another process of this user, or of `owner`, has started.
 #[derive(Debug)]
-pub(crate) struct ForeignPage(Attached<SharedPage>);
+pub(crate) struct ForeignJournal(Attached<Journal>);
 
-impl ForeignPage {
+impl ForeignJournal {
     /// Attaches it, if `owner` has made it: nobody can have a segment read that is another user's.
     pub(crate) fn attach(id: c_int, owner: u32) -> Result<Self> {
         let refused = |cause| Error::Facility {
@@ -75,27 +173,21 @@ impl ForeignPage {
             cause,
             way_out: "it is the segment of a run of the same user",
         };
-        // SAFETY: what is attached, and for as long as this lives, is a segment of the size of a `SharedPage`, which consists of atomics, of
-        // which any bytes are valid. A segment's size never changes.
+        // SAFETY: what is attached, and for as long as this lives, is a segment of the size of a `Journal`, which
+        // consists of atomics, of which any bytes are valid. A segment's size never changes.
         unsafe {
             let mut status: libc::shmid_ds = zeroed();
             if libc::shmctl(id, libc::IPC_STAT, &raw mut status) != 0 {
                 return Err(refused(std::io::Error::last_os_error()));
             }
-            if status.shm_segsz != size_of::<SharedPage>() || status.shm_perm.cuid != owner {
+            if status.shm_segsz != size_of::<Journal>() || status.shm_perm.cuid != owner {
                 return Err(refused(std::io::Error::from_raw_os_error(libc::EPERM)));
             }
-            let at = libc::shmat(id, ptr::null(), 0);
-            // A failing shmat gives an address of -1.
-            if at.addr() == usize::MAX {
-                return Err(refused(std::io::Error::last_os_error()));
-            }
-            let error = refused(std::io::Error::from_raw_os_error(libc::EFAULT));
-            Ok(Self(Attached { id, at: NonNull::new(at.cast()).ok_or(error)? }))
+            Ok(Self(Attached::attach(id)?))
         }
     }
 
-    pub(crate) fn page(&self) -> &SharedPage {
+    pub(crate) fn journal(&self) -> &Journal {
         self.0.get()
     }
 }
@@ -118,6 +210,21 @@ unsafe impl<T> Send for Attached<T> {}
 unsafe impl<T> Sync for Attached<T> {}
 
 impl<T> Attached<T> {
+    /// A segment that another process has made.
+    ///
+    /// # Safety
+    /// `T` is in it, and consists of atomics.
+    unsafe fn attach(id: c_int) -> Result<Self> {
+        // SAFETY: only adds memory.
+        let at = unsafe { libc::shmat(id, ptr::null(), 0) };
+        let error = Error::system("attach shared memory");
+        // A failing shmat gives an address of -1.
+        NonNull::new(at.cast())
+            .filter(|at| at.addr().get() != usize::MAX)
+            .map(|at| Self { id, at })
+            .ok_or(error)
+    }
+
     /// A fresh segment of zeros with these permissions, marked for removal.
     ///
     /// # Safety

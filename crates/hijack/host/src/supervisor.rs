@@ -1,9 +1,11 @@
 //! The supervisor: a process beside the tracees that does what an executive cannot do itself.
 //!
-//! It puts executives under programs that tracees execute (it traces a thread from just before the `execve` until its new
-//! program has its executive, and never else), and says which sites are safe to rewrite (a decoder has no place in the
-//! path of a call). It belongs to no tracee: it is nobody's child but init's, has a session of its own and no descriptor
-//! of the program's open. It ends when no tracee is left, which it knows from the number of those attached to the page.
+//! It puts executives under programs that tracees execute (it traces a thread from just before the `execve` until its
+//! new program has its executive, and never else), and says which sites are safe to rewrite (a decoder has no place in
+//! the path of a call). It belongs to no tracee: it is nobody's child but init's, has a session of its own and no
+//! descriptor of the program's open. It ends when no tracee is left, which it knows from the number of those attached
+//! to the pages. Each identity among the tracees has a page, and threads that serve it: what those of one user ask for
+//! keeps others' waiting no longer.
 
 mod liveness;
 mod pid_namespaces;
@@ -12,22 +14,24 @@ mod thread_pool;
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use orrery_hijack_image::request_slots::{ANSWERED, FutexOps, IN_SERVICE, PENDING, owner, state, tag};
-use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, YES};
+use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, USER, YES};
 use orrery_hijack_image::rewrite_plan::RewritePlan;
 use orrery_hijack_image::shared_page::{SharedPage, Unfollowed, Verdict, Verdicts, code_hash};
+use orrery_hijack_image::users::Identity;
 
 use crate::error::{Error, Result};
 use crate::futex::Futex;
+use crate::identity;
 use crate::image::Image;
-use crate::inject::{Settings, inject};
+use crate::inject::{Home, Settings, inject};
 use crate::rewrite_window;
-use crate::shared_segment::SharedSegment;
+use crate::shared_segment::{SharedSegment, UserMemory};
 use liveness::mark_alive;
 use orrery_sys::process_memory;
 use orrery_sys::ptrace::{Options, Stop, Tracee};
@@ -109,35 +113,102 @@ struct Supervisor {
 
 impl Supervisor {
     fn serve(self) {
-        let page = self.segment.page();
-        page.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
-        mark_alive(&page.requests.supervisor_alive);
-        // A supervisor that does only a part of its work has others wait for ever. It aborts instead: those who wait for a dead one notice.
+        // It lives as long as its process.
+        let supervisor: &'static Self = Box::leak(Box::new(self));
+        let segment = &supervisor.segment;
+        // A supervisor that does only a part of its work has others wait for ever. It aborts instead: those who wait
+        // for a dead one notice.
         std::panic::set_hook(Box::new(|_| std::process::abort()));
-        page.supervisor.store(std::process::id(), Release);
-        Futex.wake(&page.supervisor, u32::MAX);
-        let pool = ThreadPool::new(self);
-        let segment = Arc::clone(&pool.work().segment);
-        let page = segment.page();
+        let own = identity::of_thread(std::process::id().cast_signed());
+        segment.enter_first(&own.unwrap_or_else(|| std::process::abort()));
+        let (ask, asked) = mpsc::channel::<NewUser>();
         thread::scope(|scope| {
-            if !pool.spawn_worker(scope) {
-                std::process::abort();
-            }
-            let mut stale = StaleRequests::default();
-            loop {
-                thread::sleep(INTERVAL);
-                if segment.attached().is_none_or(|attached| attached <= 1) && pool.is_idle() {
-                    break;
+            let serve = |user, memory: Arc<UserMemory>| {
+                let page = memory.page();
+                page.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+                live(&memory);
+                page.supervisor.store(std::process::id(), Release);
+                Futex.wake(&page.supervisor, u32::MAX);
+                let service = UserService { supervisor, user, memory, new_users: ask.clone() };
+                let pool: &'static ThreadPool<UserService> = Box::leak(Box::new(ThreadPool::new(service)));
+                if !pool.spawn_worker(scope) {
+                    std::process::abort();
                 }
-                stale.look(page);
+                (pool, StaleRequests::default())
+            };
+            let mut served: Vec<_> =
+                segment.users().into_iter().enumerate().map(|(user, memory)| serve(user, memory)).collect();
+            loop {
+                match asked.recv_timeout(INTERVAL) {
+                    Ok(NewUser { identity, reply }) => {
+                        let found = segment.find(&identity).or_else(|| {
+                            let prepare = |user, memory: &Arc<UserMemory>| {
+                                let reader = segment.first().journal().reader.load(Relaxed);
+                                memory.journal().reader.store(reader, Relaxed);
+                                served.push(serve(user, Arc::clone(memory)));
+                            };
+                            segment.add(&identity, prepare).ok()
+                        });
+                        // The thread that has asked waits for it.
+                        let _received = reply.send(found);
+                    }
+                    Err(_) => {
+                        let unused = |(pool, _): &(&ThreadPool<UserService>, _)| {
+                            pool.is_idle()
+                                && pool.work().memory.attached().is_none_or(|attached| attached <= 1)
+                        };
+                        if served.iter().all(unused) {
+                            break;
+                        }
+                        for (pool, stale) in &mut served {
+                            stale.look(pool.work().memory.page());
+                        }
+                    }
+                }
             }
-            pool.stop();
-            ring(page);
+            for (pool, _) in &served {
+                pool.stop();
+                ring(pool.work().memory.page());
+            }
         });
     }
+}
 
-    /// Waits for a thread to execute a program, and puts an executive under that. Whether nothing is traced by this thread
-    /// afterwards.
+/// Has a thread live as long as this process, so that tracees notice its death.
+fn live(memory: &Arc<UserMemory>) {
+    let (begun, begins) = mpsc::channel();
+    let memory = Arc::clone(memory);
+    let lives = move || {
+        mark_alive(&memory.page().requests.supervisor_alive);
+        let _begun = begun.send(());
+        loop {
+            thread::park();
+        }
+    };
+    let started = thread::Builder::new().spawn(lives).is_ok();
+    if !started || begins.recv().is_err() {
+        std::process::abort();
+    }
+}
+
+/// A tracee acts as a user that none did before.
+struct NewUser {
+    identity: Identity,
+    /// Where to send which of the users that is; `None` where there cannot be one more.
+    reply: mpsc::Sender<Option<usize>>,
+}
+
+/// Serves those who have one identity. What they ask for keeps no others waiting.
+struct UserService {
+    supervisor: &'static Supervisor,
+    user: usize,
+    memory: Arc<UserMemory>,
+    new_users: mpsc::Sender<NewUser>,
+}
+
+impl UserService {
+    /// Waits for a thread to execute a program, and puts an executive under that. Whether nothing is traced by this
+    /// thread afterwards.
     fn follow(&self, asked: &Asked, request: &Request) -> bool {
         let mut tracee = match asked.trace() {
             Ok(tracee) => tracee,
@@ -159,16 +230,32 @@ impl Supervisor {
                 Stop::Call | Stop::Other => tracee.resume(0),
             }
         }
-        inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings)
+        let Supervisor { segment, image, settings } = self.supervisor;
+        let user_of = |thread| {
+            let user = self.user_of(thread)?;
+            Some((user, Arc::clone(segment.users().get(user)?)))
+        };
+        let home = Home { segment, user: self.user, page: self.memory.page(), user_of: &user_of };
+        inject(tracee, (asked.mask, asked.trappable), image, &home, settings)
+    }
+
+    /// Returns which of the users a thread is.
+    fn user_of(&self, thread: libc::pid_t) -> Option<usize> {
+        let identity = identity::of_thread(thread)?;
+        self.supervisor.segment.find(&identity).or_else(|| {
+            let (reply, replied) = mpsc::channel();
+            self.new_users.send(NewUser { identity, reply }).ok()?;
+            replied.recv().ok()?
+        })
     }
 }
 
-impl Work for Supervisor {
+impl Work for UserService {
     /// The index of a request, and whose it is.
     type Task = (usize, u32);
 
     fn take(&self) -> Option<(usize, u32)> {
-        let page = self.segment.page();
+        let page = self.memory.page();
         let rung = page.requests.doorbell.load(Acquire);
         let take = |(index, request): (usize, &Request)| {
             let now = request.state.load(Acquire);
@@ -185,11 +272,18 @@ impl Work for Supervisor {
     }
 
     fn perform(&self, (index, thread): (usize, u32)) -> bool {
-        let page = self.segment.page();
-        let Some(request) = page.requests.slots.get(index) else { return true };
+        let Some(request) = self.memory.page().requests.slots.get(index) else { return true };
         match request.kind.load(Relaxed) {
             EXEC => return self.follow(&Asked::read(thread, request), request),
-            SITE => answer(request, thread, if judge(self.segment.verdicts(), request) { YES } else { 0 }),
+            USER => {
+                let user = self.user_of(Asked::read(thread, request).number_here());
+                let index = user.and_then(|user| u32::try_from(user).ok());
+                answer(request, thread, index.map_or(0, |index| index + 1));
+            }
+            SITE => {
+                let judged = judge(self.supervisor.segment.verdicts(), request);
+                answer(request, thread, if judged { YES } else { 0 });
+            }
             _ => answer(request, thread, 0),
         }
         true
@@ -228,9 +322,20 @@ impl Asked {
         }
     }
 
+    /// The number that the thread has here. Where its memory cannot be looked at, what it says.
+    fn number_here(&self) -> libc::pid_t {
+        let number = i32::try_from(self.thread).unwrap_or(0);
+        match self.is_it(number) {
+            Ok(true) => number,
+            _ => pid_namespaces::numbers_here(number)
+                .find(|here| self.is_it(*here) == Ok(true))
+                .unwrap_or(number),
+        }
+    }
+
     fn trace(&self) -> Result<Tracee, Unfollowed> {
         let number = i32::try_from(self.thread).unwrap_or(0);
-        // In another PID namespace, the number is somebody else's here.
+        // In another PID namespace, the number is another process's here.
         let thread = match self.is_it(number) {
             Ok(true) => number,
             other => match pid_namespaces::numbers_here(number).find(|here| self.is_it(*here) == Ok(true)) {

@@ -1,10 +1,13 @@
 //! What executives have counted.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use orrery_hijack_image::nr::CALLS;
 use orrery_hijack_image::shared_page::{BUCKETS, Calls, FIRST_BUCKET, SharedPage, Unfollowed};
 use syscalls::Sysno;
+
+use crate::shared_segment::UserMemory;
 
 /// Everything that was counted, at one instant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,16 +46,23 @@ pub struct Call {
 impl Call {
     /// How often it was called.
     pub fn total(&self) -> u64 {
-        self.dispatched + self.patched
+        self.dispatched.saturating_add(self.patched)
+    }
+
+    /// How many of its calls were timed.
+    pub fn timed(&self) -> u64 {
+        self.buckets.iter().copied().fold(0, u64::saturating_add)
     }
 
     fn add(&mut self, row: &Calls) {
-        self.dispatched += row.dispatched.load(Relaxed);
-        self.patched += row.patched.load(Relaxed);
-        self.errors += row.errors.load(Relaxed);
-        self.ticks += row.ticks.load(Relaxed);
+        // Programs can write anything there.
+        let add = |sum: &mut u64, more: &AtomicU64| *sum = sum.saturating_add(more.load(Relaxed));
+        add(&mut self.dispatched, &row.dispatched);
+        add(&mut self.patched, &row.patched);
+        add(&mut self.errors, &row.errors);
+        add(&mut self.ticks, &row.ticks);
         for (sum, bucket) in self.buckets.iter_mut().zip(&row.buckets) {
-            *sum += bucket.load(Relaxed);
+            add(sum, bucket);
         }
     }
 
@@ -66,7 +76,7 @@ impl Call {
     /// The duration, in ticks, that this share of the timed calls did not exceed, as exactly as buckets show: at most
     /// twice the true one. `None` where none were timed.
     pub fn quantile(&self, share: f64) -> Option<u64> {
-        let timed: u64 = self.buckets.iter().sum();
+        let timed = self.timed();
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -76,7 +86,7 @@ impl Call {
         let rank = (timed as f64 * share).ceil() as u64;
         let mut seen = 0;
         let found = self.buckets.iter().position(|calls| {
-            seen += calls;
+            seen = u64::saturating_add(seen, *calls);
             *calls > 0 && seen >= rank
         });
         found.map(bucket_end)
@@ -89,7 +99,11 @@ pub fn bucket_end(bucket: usize) -> u64 {
 }
 
 impl Counts {
-    pub(crate) fn of(page: &SharedPage) -> Self {
+    pub(crate) fn of(users: &[Arc<UserMemory>]) -> Self {
+        let rows: Vec<_> = users
+            .iter()
+            .flat_map(|user| std::iter::once(&user.page().calls).chain(user.counters().used()))
+            .collect();
         let calls = (0..=CALLS).filter_map(|number| {
             let mut call = Call {
                 number: u32::try_from(number).ok().filter(|_| number < CALLS),
@@ -99,22 +113,23 @@ impl Counts {
                 ticks: 0,
                 buckets: [0; BUCKETS],
             };
-            for row in page.counters().map(|rows| &rows[number]) {
+            for row in rows.iter().map(|rows| &rows[number]) {
                 call.add(row);
             }
             (call.total() > 0).then_some(call)
         });
-        let unfollowed = Unfollowed::ALL.iter().zip(&page.unfollowed);
+        let sum = |counter: &dyn Fn(&SharedPage) -> &AtomicU64| {
+            users.iter().map(|user| counter(user.page()).load(Relaxed)).fold(0, u64::saturating_add)
+        };
+        let unfollowed =
+            |reason: Unfollowed| (sum(&|page| &page.unfollowed[reason as usize]), reason.reason());
         Self {
             calls: calls.collect(),
-            followed: page.followed.load(Relaxed),
-            unfollowed: unfollowed
-                .map(|(reason, count)| (count.load(Relaxed), reason.reason()))
-                .filter(|(count, _)| *count > 0)
-                .collect(),
-            unarmed: page.unarmed.load(Relaxed),
-            patched_sites: page.patched_sites.load(Relaxed),
-            refused_sites: page.refused_sites.load(Relaxed),
+            followed: sum(&|page| &page.followed),
+            unfollowed: Unfollowed::ALL.into_iter().map(unfollowed).filter(|(count, _)| *count > 0).collect(),
+            unarmed: sum(&|page| &page.unarmed),
+            patched_sites: sum(&|page| &page.patched_sites),
+            refused_sites: sum(&|page| &page.refused_sites),
         }
     }
 }

@@ -5,6 +5,8 @@
 
 #[path = "support/facility.rs"]
 mod facility;
+#[path = "support/losses.rs"]
+mod losses;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use facility::ORRERY;
+use losses::without_losses;
 use orrery_testing::Compiler;
 
 /// The ways to run a program with an executive.
@@ -40,7 +43,12 @@ fn text(bytes: &[u8]) -> String {
 
 /// What others can see of a program: output, and how it ended.
 fn seen(output: &Output) -> (String, String, Option<i32>, Option<i32>) {
-    (text(&output.stdout), text(&output.stderr), output.status.code(), output.status.signal())
+    (
+        text(&output.stdout),
+        without_losses(&text(&output.stderr)),
+        output.status.code(),
+        output.status.signal(),
+    )
 }
 
 /// Checks that a program is the same in all ways.
@@ -78,13 +86,14 @@ fn compile(directory: &Path, name: &str, flags: &[&str]) -> PathBuf {
         .build(&[source], directory.join(name))
 }
 
-const CASES: [&str; 17] = [
+const CASES: [&str; 18] = [
     "restart",
     "longjump",
     "alternate-small",
     "alternate-roomy",
     "masks",
     "sigsys",
+    "sigsys-blocked",
     "storm",
     "children",
     "spawn",
@@ -467,5 +476,18 @@ fn go_list_is_the_same() {
     if facility::is_missing() || !installed("go") {
         return;
     }
-    assert_same_in(&[&["trace", "-o", "/dev/null"]], &["go", "list", "-deps", "std"]);
+    let directory = tempfile::tempdir().unwrap();
+    let policy = |name: &str, text: &str| {
+        let file = directory.path().join(name);
+        fs::write(&file, text).unwrap();
+        file.into_os_string().into_string().unwrap()
+    };
+    let decides = policy("decides.toml", "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n");
+    let logs = policy("logs.toml", "[[rule]]\ncall = '*'\nlog = true\n");
+    let ways = [
+        &["trace", "-o", "/dev/null"][..],
+        &["run", "--policy", &decides],
+        &["run", "--policy", &logs, "--log", "/dev/null"],
+    ];
+    assert_same_in(&ways, &["go", "list", "-deps", "std"]);
 }

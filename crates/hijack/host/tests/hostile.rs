@@ -50,6 +50,15 @@ const NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear
 
 /// Checks that cases of the program are the same natively and in these ways, for whoever runs the tests and for an ordinary user.
 fn assert_same(ways: &[&[&str]], cases: &[&str]) {
+    assert_same_in(ways, cases, seen);
+}
+
+/// The same, as far as `look` shows.
+fn assert_same_in<T: PartialEq + std::fmt::Debug>(
+    ways: &[&[&str]],
+    cases: &[&str],
+    look: impl Fn(&Output) -> T,
+) {
     if facility::is_missing() {
         return;
     }
@@ -72,7 +81,7 @@ fn assert_same(ways: &[&[&str]], cases: &[&str]) {
                 let end = if way.is_empty() { None } else { Some("--") };
                 let words =
                     user.iter().copied().chain(executive).chain(way.iter().copied()).chain(end).chain(words);
-                seen(&with(&[], directory.path(), &words.collect::<Vec<_>>()))
+                look(&with(&[], directory.path(), &words.collect::<Vec<_>>()))
             };
             let expected = run(&[]);
             for way in ways {
@@ -85,6 +94,34 @@ fn assert_same(ways: &[&[&str]], cases: &[&str]) {
 #[test]
 fn filters_of_the_programs_own_hold() {
     assert_same(&WAYS, &["denied", "denied-to-all", "trap", "trap-unhandled", "killed"]);
+}
+
+/// A child must make calls to become a tracee. Where a filter would end it for that, it is not followed, which is counted; and under
+/// a policy that denies something, there is no child.
+#[test]
+fn filters_that_kill_are_not_provoked() {
+    assert_same_in(&WAYS, &["killed-by-all"], |output| {
+        (text(&output.stdout), output.status.code(), output.status.signal())
+    });
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = hostile(directory.path());
+    let words = [program.to_str().unwrap(), "killed-by-all"];
+    let report = directory.path().join("report");
+    let way = ["trace", "-c", "--json", "-o", report.to_str().unwrap()];
+    assert_eq!(with(&way, directory.path(), &words).status.code(), Some(6));
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    // Three children, a thread, those of vfork and system; the last program.
+    assert_eq!(report["unarmed_threads"], 6, "{report}");
+    assert_eq!(report["unfollowed"][0]["programs"], 1, "{report}");
+    let policy = directory.path().join("policy");
+    fs::write(&policy, "[[rule]]\ncall = '%file'\npath = '/nowhere'\ndeny = 'EACCES'\n").unwrap();
+    let output = with(&["run", "--policy", policy.to_str().unwrap()], directory.path(), &words);
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(!out.contains("executed") && !out.contains("at last") && out.contains("thread 0"), "{out}");
+    assert!(error.contains("a filter that it has installed") && error.contains("; refused"), "{error}");
 }
 
 /// Timing a call would read the time stamp counter, which such a program may not.
@@ -140,6 +177,55 @@ fn null_faults_however_it_is_used() {
 #[test]
 fn verdicts_cannot_be_changed_by_those_without_privileges() {
     assert_same(&WAYS, &["verdicts"]);
+}
+
+/// Nor can it read what others log, or change what they count and ask for.
+#[test]
+fn memory_is_shared_only_by_those_who_could_trace_each_other() {
+    // What is said about calls that were lost is of the nonsense that a child has written over its own.
+    let look = |output: &Output| (text(&output.stdout), output.status.code());
+    assert_same_in(&ALL_WAYS, &["journals"], look);
+}
+
+/// Memory that only counting and logging need is mapped only then: an ordinary user may lock 8 MiB.
+#[test]
+fn an_ordinary_users_program_locks_its_memory() {
+    assert_same(&WAYS[..2], &["locks"]);
+}
+
+/// What a thread does before and after it becomes somebody else is in one trace, in its order; so are its counts.
+#[test]
+fn traces_and_counts_are_of_all_users() {
+    if facility::is_missing() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        orrery_testing::skipped!("only the superuser becomes somebody else");
+        return;
+    }
+    let directory = orrery_testing::PublicDirectory::new();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let program = hostile(directory.path());
+    let program = program.to_str().unwrap();
+    let way = ["trace", "-e", "getpriority,setresuid,setresgid", "-o", "trace"];
+    let output = with(&way, directory.path(), &[program, "becomes"]);
+    assert_eq!((text(&output.stdout), output.status.code()), ("became\n".to_owned(), Some(0)), "{output:?}");
+    let trace = fs::read_to_string(directory.path().join("trace")).unwrap();
+    let expected: Vec<usize> = (0..300).collect();
+    for thread in 0..3 {
+        let of = format!("getpriority({},", 1000 + thread);
+        let number = |line: &str| line.split_once(&of)?.1.trim_start().split(')').next()?.parse().ok();
+        let seen: Vec<usize> = trace.lines().filter_map(number).collect();
+        assert_eq!(seen, expected, "child {thread}: {trace}");
+    }
+    let way = ["trace", "-c", "--json", "-o", "report"];
+    assert!(with(&way, directory.path(), &[program, "becomes"]).status.success());
+    let report = fs::read(directory.path().join("report")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    let calls = report["calls"].as_array().unwrap().iter();
+    let calls: u64 =
+        calls.filter(|call| call["call"] == "getpriority").map(|call| call["calls"].as_u64().unwrap()).sum();
+    assert_eq!(calls, 900);
 }
 
 /// There is no call that could be counted: nobody is between the program and the vDSO.

@@ -2,13 +2,16 @@
 //!
 //! Each script is run natively, under `orrery run`, and under `orrery trace -c` beneath the oracle: it must say the same,
 //! end the same and leave the same files, and the kernel must have performed no call but executives', and as many as
-//! were counted. `ORRERY_WHOLE` chooses the long forms of the scripts, and more ways to run them (`make soak`).
+//! were counted. What has small stacks or many threads is run under policies and `orrery trace`, too. `ORRERY_WHOLE` chooses the long
+//! forms of the scripts, and more ways to run them (`make soak`).
 
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
 #[path = "support/facility.rs"]
 mod facility;
+#[path = "support/losses.rs"]
+mod losses;
 #[path = "support/oracle.rs"]
 mod oracle;
 #[path = "support/perf.rs"]
@@ -26,11 +29,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use facility::ORRERY;
+use losses::without_losses;
 
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scripts");
 
+/// What these rules deny, no script asks for.
+const DECIDES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
+const LOGS: &str = "[[rule]]\ncall = '*'\nlog = true\n";
+
 /// Calls whose numbers say nothing: executives make them for themselves, or answer them without the kernel.
-const TREATED: [i64; 22] = [
+const TREATED: [i64; 25] = [
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_capget,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -117,7 +128,7 @@ fn visible(output: &Output, directory: &Path) -> Visible {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Visible {
         output: text(&output.stdout),
-        errors: text(&output.stderr),
+        errors: without_losses(&text(&output.stderr)),
         code: output.status.code(),
         signal: output.status.signal(),
         files: left,
@@ -235,7 +246,33 @@ impl Program {
 
 /// Checks that a script is the same in all ways.
 fn assert_same(name: &str) {
+    if let Some(program) = Program::find(name) {
+        check(&program, name);
+    }
+}
+
+/// Checks that a script is the same in all ways, and where each call is decided, logged or printed.
+fn assert_same_under_policies(name: &str) {
     let Some(program) = Program::find(name) else { return };
+    let expected = check(&program, name);
+    let policy = |name: &str, text: &str| {
+        let file = program.place.path().join(name);
+        fs::write(&file, text).unwrap();
+        file.into_os_string().into_string().unwrap()
+    };
+    let (decides, logs) = (policy("decides.toml", DECIDES), policy("logs.toml", LOGS));
+    for way in [
+        &["run", "--policy", &decides][..],
+        &["run", "--policy", &logs, "--log", "/dev/null"],
+        &["trace", "-o", "/dev/null"],
+    ] {
+        let words = [&[*ORRERY], way, &["--"]].concat();
+        assert_eq!(program.run(&words), expected, "{name}, {way:?}");
+    }
+}
+
+/// Runs a script natively, which is what it returns, and checks that it is the same with an executive.
+fn check(program: &Program, name: &str) -> Visible {
     let expected = program.run(&[]);
     assert!(!expected.output.is_empty(), "{expected:?}");
     let mut ways: Vec<&[&str]> = vec![&["run"]];
@@ -249,6 +286,7 @@ fn assert_same(name: &str) {
     if let Some(watched) = program.watch() {
         assert_eq!(watched, expected, "{name}, watched");
     }
+    expected
 }
 
 macro_rules! programs {
@@ -273,16 +311,31 @@ fn the_oracle_sees_calls_without_executive() {
     }
 }
 
+/// Goroutines have small stacks.
+#[test]
+fn go_is_the_same() {
+    assert_same_under_policies("go");
+}
+
+#[test]
+fn node_is_the_same() {
+    assert_same_under_policies("node");
+}
+
+/// Each of the threads waits in a `vfork`, more of them at once than the executive has room for at first.
+#[test]
+fn java_pools_that_start_programs_are_the_same() {
+    assert_same_under_policies("java-pool");
+}
+
 programs! {
     bash_is_the_same: "bash",
     busybox_is_the_same: "busybox",
     coreutils_are_the_same: "coreutils",
     gcc_is_the_same: "gcc",
     git_is_the_same: "git",
-    go_is_the_same: "go",
     java_is_the_same: "java",
     nginx_is_the_same: "nginx",
-    node_is_the_same: "node",
     python_is_the_same: "python",
     redis_is_the_same: "redis",
     sqlite_is_the_same: "sqlite",

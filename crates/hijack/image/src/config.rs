@@ -35,8 +35,10 @@ pub struct Action {
 pub struct Config {
     /// Where the shared page is attached.
     pub shared_page: AtomicU64,
-    /// How long that is.
-    pub shared_page_length: AtomicU64,
+    /// Where the counters of threads are attached; zero: they are not.
+    pub counters: AtomicU64,
+    /// Where the journal is attached; zero: it is not.
+    pub journal: AtomicU64,
     /// The number of the segment of verdicts, which is attached for reading.
     pub verdicts_segment: AtomicU64,
     /// Where that is attached.
@@ -53,6 +55,10 @@ pub struct Config {
     pub policy: AtomicU64,
     /// Which services answer calls: a set of [`service`].
     pub services: AtomicU64,
+    /// Whether single calls are logged.
+    pub logged: AtomicU8,
+    /// Whether the process may be in another user namespace than the supervisor, and see other numbers of users.
+    pub other_namespace: AtomicU8,
     /// Whether calls are counted.
     pub counted: AtomicU8,
     /// Whether threads may have counters of their own: programs can read `fs`, and hash it.
@@ -63,10 +69,16 @@ pub struct Config {
     pub rewriting_disabled: AtomicU8,
     /// Set when the program installs a system-call filter: from then on, nothing is called that the program did not call.
     pub filtered: AtomicU8,
+    /// Set when such a filter ends or traps who arms itself: children are not made tracees then.
+    pub arming_forbidden: AtomicU8,
     /// Set when the program may not read the time stamp counter: nobody does, then.
     pub tsc_disabled: AtomicU8,
+    /// Whether the program begins with SIGSYS blocked.
+    pub sigsys_blocked: AtomicU8,
     /// Where the extended state of a signal frame has PKRU, in bytes; zero: the processor has no protection keys.
     pub protection_keys: AtomicU32,
+    /// Whose page, counters and journal are attached: an index among [`crate::shared_page::Verdicts::users`]. Beyond: nobody else's.
+    pub user: AtomicU32,
     /// A site is rewritten when so many of its calls were dispatched.
     pub threshold: AtomicU32,
     /// How SIGSYS is handled.
@@ -93,11 +105,14 @@ pub mod service {
 pub const SA_SIGINFO: u64 = 4;
 /// `SA_RESTORER`.
 pub const SA_RESTORER: u64 = 0x0400_0000;
+/// `SA_RESTART`.
+pub const SA_RESTART: u64 = 0x1000_0000;
 /// `SA_ONSTACK`.
 pub const SA_ONSTACK: u64 = 0x0800_0000;
 /// `SA_NODEFER`.
 pub const SA_NODEFER: u64 = 0x4000_0000;
 /// `SA_RESETHAND`.
 pub const SA_RESETHAND: u64 = 0x8000_0000;
-/// The flags of the executive's handler: it runs with the program's own mask, and so often as it must.
-pub const ACTION_FLAGS: u64 = SA_SIGINFO | SA_RESTORER | SA_NODEFER;
+/// The flags of the executive's handler: it runs with the program's own mask, and so often as it must. It may interrupt calls only
+/// where a handler of the program's does: see `signals::sigaction`.
+pub const ACTION_FLAGS: u64 = SA_SIGINFO | SA_RESTORER | SA_NODEFER | SA_RESTART;

@@ -1,9 +1,10 @@
 //! The journal: a ring into which executives write single calls, and from which one reader takes them.
 //!
-//! Many write and one reads. A slot's stamp says whose turn it is: see [`stamp_of`]. A writer prepares its entry, takes a ticket, copies, and stamps; one that dies or is left by a `longjmp` in
-//! between blocks the ring, so the reader passes over a slot that stays unwritten while others behind it are, and counts
-//! it as lost. Writers that find the ring full wait for the reader; where there is none, they count what is lost.
-//! A reader looks every few milliseconds, or sleeps at [`Journal::waiting`] and is woken.
+//! Many write and one reads. A slot's stamp says whose turn it is: see [`stamp_of`]. A writer prepares its entry, takes
+//! a ticket, copies, and stamps; one that dies or is left by a `longjmp` in between blocks the ring, so the reader
+//! passes over a slot that stays unwritten while others behind it are, and counts it as lost. Writers that find the
+//! ring full wait for the reader; where there is none, they count what is lost. A reader looks every few milliseconds,
+//! or sleeps at [`Journal::waiting`] and is woken.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -25,9 +26,10 @@ pub struct Journal {
     pub read: AtomicU64,
     /// Entries that were not written, because the ring was full and nobody read.
     pub lost: AtomicU64,
-    /// Not zero while somebody reads.
+    /// Not zero while it is read.
     pub reader: AtomicU32,
-    /// Not zero while somebody sleeps until there is an entry: a writer of one sets it to zero, and wakes the sleeper (futex(2)).
+    /// Not zero while a reader sleeps until there is an entry: a writer of one sets it to zero, and wakes the sleeper
+    /// (futex(2)).
     pub waiting: AtomicU32,
     /// The slots.
     pub slots: [Slot; ENTRIES],
@@ -124,7 +126,8 @@ impl Entry {
         unsafe { core::mem::transmute_copy(words) }
     }
 
-    /// The memory that an argument pointed to, if it was looked at: as it was after the call, if it was looked at twice.
+    /// The memory that an argument pointed to, if it was looked at: as it was after the call, if it was looked at
+    /// twice.
     pub fn piece(&self, argument: usize) -> Option<&[u8]> {
         let (mut start, mut found) = (0, None);
         for piece in self.pieces {

@@ -55,6 +55,7 @@ pub mod policy;
 pub mod request_slots;
 pub mod rewrite_plan;
 pub mod shared_page;
+pub mod users;
 
 #[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]
 #[expect(

@@ -67,6 +67,10 @@ pub const setreuid: u64 = 113;
 pub const setregid: u64 = 114;
 pub const setresuid: u64 = 117;
 pub const setresgid: u64 = 119;
+pub const getresuid: u64 = 118;
+pub const getresgid: u64 = 120;
+pub const capget: u64 = 125;
+pub const capset: u64 = 126;
 pub const rt_sigpending: u64 = 127;
 pub const unshare: u64 = 272;
 pub const setns: u64 = 308;
@@ -147,6 +151,7 @@ pub const fn is_special(number: u64) -> bool {
             | rt_sigsuspend
             | sigaltstack
             | ptrace
+            | rt_sigpending
             | prctl
             | remap_file_pages
             | pselect6
@@ -159,7 +164,12 @@ pub const fn is_special(number: u64) -> bool {
             | io_uring_enter
             | clone3
             | epoll_pwait2
-    )
+    ) || changes_identity(number)
+}
+
+/// Whether the thread may act as another user afterwards.
+pub const fn changes_identity(number: u64) -> bool {
+    matches!(number, setuid | setgid | setreuid | setregid | setresuid | setresgid | capset | unshare | setns)
 }
 
 /// Whether what the executive does needs the signal frame of a dispatch: all registers, or none of the stack.

@@ -1,17 +1,18 @@
-//! Request slots in the shared page: how a thread acquires one, submits a request, waits for the answer, and releases the slot.
+//! Request slots in the shared page: how a thread acquires one, submits a request, waits for the answer, and releases
+//! the slot.
 //!
-//! There are [`REQUESTS`] slots. A thread that finds none waits in the kernel's queue of [`Requests::line`], which wakes the longest
-//! waiter first. A slot that is released while others wait is *reserved*: only waiting threads may take it, so no later one overtakes
-//! them.
+//! There are [`REQUESTS`] slots. A thread that finds none waits in the kernel's queue of [`Requests::line`], which
+//! wakes the longest waiter first. A slot that is released while others wait is *reserved*: only waiting threads may
+//! take it, so no later one overtakes them.
 //!
 //! ```text
 //!   FREE ---> CLAIMED ---> PENDING ---> IN_SERVICE ---> ANSWERED ---> RESERVED ---> FREE, if nobody waits
 //!              asker        asker      supervisor     supervisor       asker  `--> CLAIMED, by who was woken
 //! ```
 //!
-//! A state carries the ID of the thread whose slot it is. Threads may be killed at any point, and IDs differ between PID namespaces:
-//! the supervisor may take a living thread for dead. So a thread goes on with a slot only if it still is its
-//! own, and submits its request again if not.
+//! A state carries the ID of the thread whose slot it is. Threads may be killed at any point, and IDs differ between
+//! PID namespaces: the supervisor may take a living thread for dead. So a thread goes on with a slot only if it still
+//! is its own, and submits its request again if not.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -21,7 +22,7 @@ pub const REQUESTS: usize = 64;
 
 /// A place is free. All other states carry the number of a thread: see [`state`].
 pub const FREE: u32 = 0;
-/// Somebody fills it in.
+/// A thread fills it in.
 pub const CLAIMED: u32 = 1;
 /// The supervisor is to read it.
 pub const PENDING: u32 = 2;
@@ -37,7 +38,8 @@ pub const RESERVED: u32 = 5;
 pub struct Requests {
     /// Counts requests; the supervisor sleeps on it.
     pub doorbell: AtomicU32,
-    /// Whether there is a supervisor: zero before it begins, its PID while it lives, and then what the kernel leaves there: [`DEAD`].
+    /// Whether there is a supervisor: zero before it begins, the ID of one of its threads while it lives, and then what
+    /// the kernel leaves there: [`DEAD`].
     pub supervisor_alive: AtomicU32,
     /// Changes when a slot becomes free; threads that wait for one sleep on it.
     pub line: AtomicU32,
@@ -52,17 +54,19 @@ pub struct Requests {
 pub struct Request {
     /// What it is in, and whose it is; the asking thread sleeps on it.
     pub state: AtomicU32,
-    /// [`EXEC`] or [`SITE`].
+    /// [`EXEC`], [`SITE`] or [`USER`].
     pub kind: AtomicU32,
-    /// [`YES`], or zero, or for [`EXEC`] one more than an [`Unfollowed`](crate::shared_page::Unfollowed).
+    /// [`YES`], or zero, or for [`USER`] one more than an index among the users, or for [`EXEC`] one more than an
+    /// [`Unfollowed`](crate::shared_page::Unfollowed).
     pub answer: AtomicU32,
     /// For [`EXEC`]: not zero where SIGTRAP is ignored, and is to be in the new program.
     pub ignores_trap: AtomicU32,
     /// For [`EXEC`]: the signal mask that the new program is to start with.
     pub mask: AtomicU64,
-    /// For [`EXEC`]: where in the asking process the same `nonce` can be read. Shows that a process number is its.
+    /// For [`EXEC`] and [`USER`]: where in the asking process the same `nonce` can be read. Shows that a process number
+    /// is its.
     pub nonce_address: AtomicU64,
-    /// For [`EXEC`]: see `nonce_address`.
+    /// See `nonce_address`.
     pub nonce: AtomicU64,
     /// For [`SITE`]: the last `CODE` bytes of code that end behind the system call instruction, in words.
     pub code: [AtomicU64; CODE / 8],
@@ -74,10 +78,14 @@ pub const EXEC: u32 = 1;
 /// "How can the site of this system call be rewritten?" The answer is among the verdicts.
 pub const SITE: u32 = 2;
 
+/// "This thread acts as another user from now on: which memory is that one's?"
+pub const USER: u32 = 3;
+
 /// The answer to [`SITE`] that there is a verdict, and to [`EXEC`] that the supervisor is watching.
 pub const YES: u32 = u32::MAX;
 
-/// Which value a thread sends to itself with SIGSYS so that a supervisor that waits for its exec knows that that failed.
+/// Which value a thread sends to itself with SIGSYS so that a supervisor that waits for its exec knows that that
+/// failed.
 pub const EXEC_FAILED: u64 = 0x6f72_7265_7279_6578;
 
 /// How many bytes of code a question about a site carries: see [`Request::code`].
@@ -88,8 +96,8 @@ const TAG: u32 = (1 << TAG_BITS) - 1;
 
 /// What the kernel leaves in [`Requests::supervisor_alive`] when the supervisor dies: `FUTEX_OWNER_DIED`.
 pub const DEAD: u32 = 0x4000_0000;
-/// So often is waited for a supervisor that has not begun yet, and for places of which none becomes free: a program may have written
-/// nonsense there.
+/// So often is waited for a supervisor that has not begun yet, and for places of which none becomes free: a program may
+/// have written nonsense there.
 const LIMIT: u32 = 60;
 /// So often is waited for an answer that can be done without: the supervisor may be stopped, or have much to do.
 const PATIENCE: u32 = 3;
@@ -111,16 +119,16 @@ pub const fn owner(state: u32) -> u32 {
 
 /// How threads sleep on words of the requests.
 pub trait FutexOps {
-    /// Sleeps while the word has this value, until somebody wakes it; for a second at most.
+    /// Sleeps while the word has this value, until it is woken; for a second at most.
     fn wait(&self, word: &AtomicU32, value: u32);
 
     /// Wakes so many who sleep on it, those first who sleep longest; gives how many these were.
     fn wake(&self, word: &AtomicU32, most: u32) -> u32;
 }
 
-/// Has the supervisor do something for this thread, and waits for its answer: `None` where there is no supervisor any more. Only who is to
-/// [`EXEC`] waits for a place, as long as there are some that become free, and for an answer as long as there is a supervisor; others
-/// give up, and can ask again.
+/// Has the supervisor do something for this thread, and waits for its answer: `None` where there is no supervisor any
+/// more. Only who is to [`EXEC`] waits for a place, as long as there are some that become free, and for an answer as
+/// long as there is a supervisor; others give up, and can ask again.
 ///
 /// `fill` writes the request down, maybe more than once.
 pub fn submit(
@@ -153,7 +161,7 @@ pub fn submit(
 /// What became of a request.
 enum Outcome {
     Answer(u32),
-    /// The place is somebody else's.
+    /// The place is another thread's.
     Lost,
     /// There is none.
     None,
@@ -174,7 +182,7 @@ fn acquire<'a>(requests: &'a Requests, kind: u32, thread: u32, futex: &impl Fute
     if at_once.is_some() || kind != EXEC {
         return at_once;
     }
-    // Who is killed while it waits stays in this number: others look for somebody to wake in vain then, which is all.
+    // Who is killed while it waits stays in this number: others then look for a sleeper in vain, which is all.
     requests.waiting.fetch_add(1, SeqCst);
     let mut waits = 0;
     let taken = loop {

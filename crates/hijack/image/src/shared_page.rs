@@ -1,6 +1,7 @@
-//! The page: memory shared by the executives of all tracees, and by the supervisor that serves them.
+//! The page: memory shared by the executives of tracees that could trace each other (see [`crate::users`]), and by the
+//! supervisor that serves them. Beside it, only where they are used: the counters of threads, and the journal.
 //!
-//! A System V segment, because a freshly executed program can attach that with one system call, without a descriptor
+//! System V segments, because a freshly executed program can attach one with one system call, without a descriptor
 //! and without `/proc`; and because the kernel counts who is attached, which shows the supervisor when nobody is left.
 //! All-zero bytes are a valid, fresh page.
 
@@ -8,10 +9,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::nr::CALLS;
 
-use crate::journal::Journal;
 use crate::policy::RULES;
 use crate::request_slots::{CODE, Requests};
 use crate::rewrite_plan::WORDS;
+use crate::users::{USERS, User};
 
 /// Buckets of a latency histogram.
 pub const BUCKETS: usize = 28;
@@ -41,12 +42,16 @@ pub struct SharedPage {
     pub requests: Requests,
     /// What rules of a policy met.
     pub rules: [RuleCount; RULES],
-    /// What was called.
+    /// What was called, by threads that have no counters for themselves.
     pub calls: [Calls; CALLS + 1],
-    /// The same, of threads that have counters for themselves.
+}
+
+/// Counters of threads that have some for themselves: a segment of its own, which programs have only where calls are
+/// counted.
+#[repr(C)]
+pub struct ThreadCounters {
+    /// One for each thread.
     pub blocks: [Block; BLOCKS],
-    /// Single calls, where they are logged.
-    pub journal: Journal,
 }
 
 /// How many threads have counters for themselves. Memory that was never touched takes no room.
@@ -68,11 +73,14 @@ pub const CLAIMED_BLOCK: u32 = 1;
 /// Nobody does any more: what was counted stays.
 pub const USED_BLOCK: u32 = 2;
 
-/// What the supervisor said about code, by its hash. A segment of its own, which tracees attach for reading: what stands here becomes
-/// code of whoever reads it, and one tracee may have privileges that another lacks. All-zero bytes are valid.
+/// What the supervisor said about code, by its hash. A segment of its own, which tracees attach for reading: what
+/// stands here becomes code of every reader, and one tracee may have privileges that another lacks. All-zero bytes are
+/// valid.
 #[repr(C)]
 pub struct Verdicts {
     places: [Verdict; VERDICTS],
+    /// Which segments belong to whom.
+    pub users: [User; USERS],
 }
 
 impl Verdicts {
@@ -119,13 +127,15 @@ pub struct Calls {
     pub buckets: [AtomicU64; BUCKETS],
 }
 
-impl SharedPage {
-    /// All counters that somebody has counted with: to be added up, row by row.
-    pub fn counters(&self) -> impl Iterator<Item = &[Calls; CALLS + 1]> {
+impl ThreadCounters {
+    /// All counters that some thread has counted with.
+    pub fn used(&self) -> impl Iterator<Item = &[Calls; CALLS + 1]> {
         let used = |block: &&Block| block.state.load(Relaxed) != FRESH_BLOCK;
-        core::iter::once(&self.calls).chain(self.blocks.iter().filter(used).map(|block| &block.calls))
+        self.blocks.iter().filter(used).map(|block| &block.calls)
     }
+}
 
+impl SharedPage {
     /// The row of a system call.
     pub fn row(&self, number: u64) -> &Calls {
         let index = usize::try_from(number).unwrap_or(CALLS).min(CALLS);
@@ -156,7 +166,7 @@ impl Calls {
 pub enum Unfollowed {
     /// It gains privileges when executed, which being traced would deny it.
     Privileged,
-    /// The supervisor may not trace the process: somebody else does, or it belongs to another user.
+    /// The supervisor may not trace the process: another one does, or it belongs to another user.
     Untraceable,
     /// It is in another process number namespace, where the supervisor cannot find it.
     Namespace,
@@ -166,24 +176,34 @@ pub enum Unfollowed {
     Failed,
     /// The supervisor is gone.
     Deserted,
+    /// A filter of the program's would end it for what it does to become a tracee.
+    Filtered,
 }
 
 impl Unfollowed {
     /// How many reasons there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; Self::COUNT] =
-        [Self::Privileged, Self::Untraceable, Self::Namespace, Self::Foreign, Self::Failed, Self::Deserted];
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Privileged,
+        Self::Untraceable,
+        Self::Namespace,
+        Self::Foreign,
+        Self::Failed,
+        Self::Deserted,
+        Self::Filtered,
+    ];
 
     /// In words, for "one program was not followed: ...".
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Privileged => "it gains privileges when executed (set-user-ID or file capabilities)",
-            Self::Untraceable => "the process is traced by somebody else, or is another user's",
+            Self::Untraceable => "the process is traced by another one, or is another user's",
             Self::Namespace => "it runs in another PID namespace",
             Self::Foreign => "it is no x86-64 program",
             Self::Failed => "its address space or limits leave no room for the executive",
             Self::Deserted => "the supervisor process is gone",
+            Self::Filtered => "a filter that it has installed keeps it from the executive",
         }
     }
 }

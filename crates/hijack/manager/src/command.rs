@@ -149,6 +149,8 @@ struct KeepArguments {
     name: String,
     #[arg(long)]
     connection: i32,
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    nice: i32,
     #[arg(long, value_parser = pair)]
     set: Vec<(String, String)>,
     #[arg(long)]
@@ -324,9 +326,9 @@ fn keep_tracee(arguments: KeepArguments) -> Result<()> {
     let connection = unsafe { OwnedFd::from_raw_fd(arguments.connection) };
     rustix::io::fcntl_setfd(&connection, rustix::io::FdFlags::CLOEXEC)
         .with_context(|| format!("cannot use descriptor {}", arguments.connection))?;
-    let KeepArguments { socket, name, set: values, journal, .. } = arguments;
+    let KeepArguments { socket, name, nice, set: values, journal, .. } = arguments;
     let joining = Joining { socket: Some(socket), name, values, journal };
-    keep(&joining, pid, Client::from_fd(connection))
+    keep(&joining, pid, nice, Client::from_fd(connection))
         .with_context(|| format!("cannot stay with process {pid}"))
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use orrery_sys::scheduling::{self, Policy, Scheduling};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -45,6 +46,8 @@ pub struct Joined {
     pub mechanism: Mechanism,
     /// The connection, which has the rights of the tracee's user.
     pub client: Client,
+    /// The nice value that the process had before it joined.
+    pub nice: i32,
 }
 
 /// Has a process join.
@@ -61,14 +64,25 @@ pub fn join(joining: &Joining, pid: i32) -> Result<Joined, ClientError> {
         Pid::from_raw(pid).ok_or_else(|| ClientError::Refused("cannot join process 0".to_owned()))?;
     let process = pidfd_open(process, PidfdFlags::empty())
         .map_err(|errno| ClientError::Refused(format!("cannot join process {pid}: {errno}")))?;
-    join_by(client, &process, joining)
+    let nice = match scheduling::get(pid) {
+        Ok(Scheduling { policy: Policy::Other { nice }, .. }) => nice,
+        _ => 0,
+    };
+    let (tracee, mechanism, client) = join_by(client, &process, joining, None)?;
+    Ok(Joined { tracee, mechanism, client, nice })
 }
 
-fn join_by(client: Client, process: &OwnedFd, joining: &Joining) -> Result<Joined, ClientError> {
+/// Has a process join by this connection; `former_nice` is as in [`Request::Join`].
+fn join_by(
+    client: Client,
+    process: &OwnedFd,
+    joining: &Joining,
+    former_nice: Option<i32>,
+) -> Result<(u64, Mechanism, Client), ClientError> {
     let Joining { name, values, journal, .. } = joining.clone();
-    let request = Request::Join { name, values, journal };
+    let request = Request::Join { name, values, journal, former_nice };
     match client.ask_with(&request, &[process.as_fd()])? {
-        (Reply::Joined { tracee, mechanism }, _) => Ok(Joined { tracee, mechanism, client }),
+        (Reply::Joined { tracee, mechanism }, _) => Ok((tracee, mechanism, client)),
         _ => Err(ClientError::Reply),
     }
 }
@@ -108,6 +122,7 @@ pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<(
     let mut command = Command::new(program);
     command.arg("keep").arg("--socket").arg(std::path::absolute(path)?).arg("--pid").arg(pid.to_string());
     command.arg("--name").arg(&joining.name).arg("--connection").arg(connection.as_raw_fd().to_string());
+    command.arg(format!("--nice={}", joined.nice));
     if let Some(journal) = joining.journal {
         command.arg("--journal").arg(journal.to_string());
     }
@@ -130,11 +145,11 @@ pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<(
     middle.arg("--fork").spawn()?.wait().map(drop)
 }
 
-/// Keeps a tracee, until its process ends.
+/// Keeps a tracee, until its process ends; `nice` is the nice value that it had before it joined.
 ///
 /// # Errors
 /// Where the process cannot be watched.
-pub fn keep(joining: &Joining, pid: i32, client: Client) -> io::Result<()> {
+pub fn keep(joining: &Joining, pid: i32, nice: i32, client: Client) -> io::Result<()> {
     let process = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(process, PidfdFlags::empty())?;
     let path = joining.socket.clone().unwrap_or_else(default_socket);
@@ -150,16 +165,16 @@ pub fn keep(joining: &Joining, pid: i32, client: Client) -> io::Result<()> {
         }
         if client.is_some() && closed {
             client = None;
-            release(pid);
+            release(pid, nice);
             report(joining, pid, &path);
         }
         if client.is_none()
             && let Ok(new) = Client::connect(&path)
         {
-            match join_by(new, &process, joining) {
-                Ok(joined) => {
+            match join_by(new, &process, joining, Some(nice)) {
+                Ok((.., joined)) => {
                     eprintln!("orrery: a new manager serves process {pid} ({})", joining.name);
-                    client = Some(joined.client);
+                    client = Some(joined);
                 }
                 Err(ClientError::Refused(reason)) => {
                     eprintln!(

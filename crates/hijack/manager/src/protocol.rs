@@ -30,6 +30,9 @@ pub enum Request {
         values: Values,
         /// The executive's journal, if the manager is to read it: the identifier of its System V segment.
         journal: Option<i32>,
+        /// The nice value that it had before it first joined, if a manager served it that was killed. Below 0 it counts for
+        /// the superuser's processes only.
+        former_nice: Option<i32>,
     },
     /// Return a value; of the connection's own tracee without `tracee`.
     Get {
@@ -150,8 +153,12 @@ mod tests {
 
     #[test]
     fn messages_survive_the_encoding() {
-        let request =
-            Request::Join { name: "p".into(), values: vec![("a".into(), "1".into())], journal: Some(3) };
+        let request = Request::Join {
+            name: "p".into(),
+            values: vec![("a".into(), "1".into())],
+            journal: Some(3),
+            former_nice: Some(-5),
+        };
         let bytes = postcard::to_allocvec(&request).unwrap();
         assert_eq!(postcard::from_bytes::<Request>(&bytes).unwrap(), request);
     }

@@ -4,12 +4,12 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use orrery_manager::client::Client;
 use orrery_manager::join::{Joined, Joining, join};
 use orrery_manager::protocol::{Reply, Request};
-use orrery_testing::eventually;
+use orrery_testing::{Killed, eventually};
 use tempfile::TempDir;
 
 const CLASSES: &str = "[[class]]\nname = 'test.level'\nkind = 'integer'\nrange = [0, 1000000]\n";
@@ -30,16 +30,6 @@ const IMPORTS: &str = r#"
 const COUNTS: &str = "(if (i32.eqz (call $get (call $level) (i32.const 0)))
     (then (drop (call $set (call $level) (i64.add (i64.load (i32.const 0)) (i64.const 1))))))";
 const LOOPS: &str = "(loop $again (br $again))";
-
-/// A process that is killed with its owner.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
 
 /// Writes an extension whose `event` has this body; returns its manifest.
 fn extension(directory: &Path, name: &str, body: &str) -> PathBuf {

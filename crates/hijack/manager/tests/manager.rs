@@ -19,7 +19,11 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 const NOBODY: u32 = 65534;
-const NATIVE: Scheduling = Scheduling { policy: Policy::Other { nice: 0 }, reset_on_fork: false };
+
+/// How programs that the tests start run without a manager: as the tests do.
+fn native() -> Scheduling {
+    scheduling::get(0).unwrap()
+}
 
 struct Manager {
     process: Child,
@@ -77,6 +81,29 @@ fn serve(program: &Path, socket: &Path, arguments: &[&str], uid: u32) -> Child {
     process
 }
 
+/// `READY=1` comes when clients can connect, `STOPPING=1` when it has been asked to end.
+#[test]
+fn the_service_manager_of_the_system_is_notified() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, path) = (directory.path().join("socket"), directory.path().join("notify"));
+    let system = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    system.set_read_timeout(Some(orrery_testing::PATIENCE)).unwrap();
+    let receive = || {
+        let mut buffer = [0; 100];
+        let length = system.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).trim().to_owned()
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-manager"));
+    command.args(["serve", "--socket"]).arg(&socket).env("NOTIFY_SOCKET", &path).stderr(Stdio::null());
+    let mut process = command.spawn().unwrap();
+    assert_eq!(receive(), "READY=1");
+    assert!(Client::connect(&socket).is_ok());
+    let pid = Pid::from_raw(process.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(receive(), "STOPPING=1");
+    assert!(process.wait().unwrap().success());
+}
+
 /// A program that sleeps, or computes.
 struct Program(Child);
 
@@ -88,6 +115,7 @@ impl Program {
     fn start_as(script: &str, uid: u32) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped()).uid(if is_root() { uid } else { own_uid() });
+        command.process_group(0);
         Self(command.spawn().unwrap())
     }
 
@@ -102,7 +130,11 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        // With its children, which would compute for ever.
+        let _ = rustix::process::kill_process_group(
+            Pid::from_raw(self.pid()).unwrap(),
+            rustix::process::Signal::KILL,
+        );
         let _ = self.0.wait();
     }
 }
@@ -155,7 +187,7 @@ fn who_is_below_the_target_is_at_real_time_priority() {
     // Who takes the reservation back runs as before.
     let values = vec![("cpu.target".into(), "0s".into()), ("cpu.period".into(), "0s".into())];
     joined.client.ask(&Request::Set { tracee: None, values }).unwrap();
-    eventually("it runs as before", || scheduling::get(program.pid()) == Ok(NATIVE));
+    eventually("it runs as before", || scheduling::get(program.pid()) == Ok(native()));
     let status = manager.status();
     assert!(status.realtime && status.schema == orrery_manager::protocol::SCHEMA);
     assert_eq!(status.tracees.len(), 3);
@@ -190,17 +222,80 @@ fn the_ends_of_tracees_and_managers_restore_everything() {
     assert!(!manager.socket.exists());
 }
 
+/// What a manager itself sets is native to a program that had it before.
+#[test]
+fn a_program_at_the_last_nice_value_stays_there() {
+    let mut manager = Manager::start(&[], own_uid());
+    let program = Program::start(SLEEP);
+    let last = Scheduling { policy: Policy::Other { nice: 19 }, reset_on_fork: false };
+    scheduling::set(program.pid(), last).unwrap();
+    let _joined = manager.join(&program, "40ms", "400ms").unwrap();
+    let pid = Pid::from_raw(manager.process.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(manager.process.wait().unwrap().success());
+    assert_eq!(scheduling::get(program.pid()), Ok(last));
+}
+
+/// Connects as another user.
+fn client_as(socket: &Path, uid: u32) -> Client {
+    let socket = socket.to_owned();
+    let connect = move || {
+        // SAFETY: changes the effective user of this thread alone (the C library's function would change all), which ends.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) }, 0);
+        Client::connect(&socket).unwrap()
+    };
+    std::thread::spawn(connect).join().unwrap()
+}
+
+/// A tracee's user who claims a nice value of before, which the manager would restore, gains none by it.
+#[test]
+fn a_claimed_nice_value_raises_no_ordinary_user() {
+    if !is_root() {
+        return skipped!("only the superuser starts programs of other users");
+    }
+    for (uid, claimed, restored) in [(NOBODY, -20, 0), (NOBODY, 7, 7), (NOBODY, i32::MAX, 19), (0, -3, -3)] {
+        let mut manager = Manager::start(&[], 0);
+        let program = Program::start_as(SLEEP, uid);
+        let left = Scheduling { policy: Policy::Other { nice: 19 }, reset_on_fork: false };
+        scheduling::set(program.pid(), left).unwrap();
+        let request =
+            Request::Join { name: "x".into(), values: vec![], journal: None, former_nice: Some(claimed) };
+        let pidfd = program.pidfd();
+        let client = client_as(&manager.socket, uid);
+        client.ask_with(&request, &[pidfd.as_fd()]).unwrap();
+        let pid = Pid::from_raw(manager.process.id().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(manager.process.wait().unwrap().success());
+        let expected = Scheduling { policy: Policy::Other { nice: restored }, reset_on_fork: false };
+        assert_eq!(scheduling::get(program.pid()), Ok(expected), "user {uid} claims {claimed}");
+    }
+}
+
 #[test]
 fn a_new_manager_takes_over_from_one_that_was_killed() {
     let mut manager = Manager::start(&[], own_uid());
     let program = Program::start(SLEEP);
+    let Policy::Other { nice } = native().policy else { return skipped!("the tests run at another policy") };
+    let nice = (nice + 5).min(18);
+    let before = Scheduling { policy: Policy::Other { nice }, ..native() };
+    scheduling::set(program.pid(), before).unwrap();
     let joining = manager.joining("40ms", "400ms");
     let joined = join(&joining, program.pid()).unwrap();
+    assert_eq!(joined.nice, nice);
     let mut keeper = Command::new(env!("CARGO_BIN_EXE_orrery-manager"));
     let connection = OwnedFd::from(joined.client);
     rustix::io::fcntl_setfd(&connection, rustix::io::FdFlags::empty()).unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&connection).to_string();
-    keeper.args(["keep", "--name", "test", "--set", "cpu.target=40ms", "--set", "cpu.period=400ms"]);
+    keeper.args([
+        "keep",
+        &format!("--nice={nice}"),
+        "--name",
+        "test",
+        "--set",
+        "cpu.target=40ms",
+        "--set",
+        "cpu.period=400ms",
+    ]);
     keeper
         .args(["--connection", &number, "--pid", &program.pid().to_string(), "--socket"])
         .arg(&manager.socket);
@@ -209,7 +304,7 @@ fn a_new_manager_takes_over_from_one_that_was_killed() {
     for _round in 0..3 {
         manager.process.kill().unwrap();
         manager.process.wait().unwrap();
-        eventually("the tracee goes on natively", || scheduling::get(program.pid()) == Ok(NATIVE));
+        eventually("the tracee goes on natively", || scheduling::get(program.pid()) == Ok(before));
         manager.process =
             serve(Path::new(env!("CARGO_BIN_EXE_orrery-manager")), &manager.socket, &[], own_uid());
         eventually("it joins the new manager", || {
@@ -302,7 +397,7 @@ fn forged_and_revoked_rights_are_none() {
     assert!(refusal(set(&again, "cpu.target", "50ms")).contains("the capability does not include it"));
     // Nor by having another process join.
     let other = Program::start(SLEEP);
-    let request = Request::Join { name: "x".into(), values: vec![], journal: None };
+    let request = Request::Join { name: "x".into(), values: vec![], journal: None, former_nice: None };
     let said = refusal(again.ask_with(&request, &[other.pidfd().as_fd()]));
     assert!(said.contains("has tracee") || said.contains("a delegated connection"), "{said}");
     // Numbers are none of whom did not get them.
@@ -345,7 +440,8 @@ fn other_users_processes_cannot_join_nor_be_set() {
     assert_eq!(ask(&["get", &number, "cpu.target"]), "");
     // And one that claims to be ours: the peer's user counts.
     let pidfd = ours.pidfd();
-    let joining = |name: &str| Request::Join { name: name.into(), values: vec![], journal: None };
+    let joining =
+        |name: &str| Request::Join { name: name.into(), values: vec![], journal: None, former_nice: None };
     let file = std::fs::File::open("/dev/null").unwrap();
     let said = refusal(manager.client().ask_with(&joining("x"), &[file.as_fd()]));
     assert!(said.contains("no pidfd"), "{said}");

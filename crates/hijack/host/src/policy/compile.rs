@@ -49,9 +49,9 @@ fn wrong<T, R>(at: &Spanned<T>, message: impl Into<String>) -> Result<R, Fault> 
 /// Calls that submit requests to the kernel past every system call.
 const IO_URING: [&str; 3] = ["io_uring_setup", "io_uring_enter", "io_uring_register"];
 
-/// The rules that close what the given ones leave open: behind all of them, so that these may allow it. A policy that denies something
-/// has calls that are newer than this table fail as on an older kernel; one that denies paths or addresses, the rings whose requests
-/// name some.
+/// The rules that close what the given ones leave open: behind all of them, so that these may allow it. A policy that
+/// denies something has calls that are newer than this table fail as on an older kernel; one that denies paths or
+/// addresses, the rings whose requests name some.
 pub(crate) fn closing(given: &[Compiled]) -> Vec<Compiled> {
     // All share the last counter, which nobody asks for.
     let counter = u32::try_from(RULES - 1).unwrap_or(0);
@@ -72,7 +72,8 @@ pub(crate) fn closing(given: &[Compiled]) -> Vec<Compiled> {
 }
 
 impl Compiled {
-    /// Whether it keeps something from a program: it has calls fail, and not only now and then, as one that injects faults does.
+    /// Whether it keeps something from a program: it has calls fail, and not only now and then, as one that injects
+    /// faults does.
     pub(crate) fn denies(&self) -> bool {
         let Rule { action, value, site, every, after, times, .. } = self.rule;
         action == action::ANSWER && value < 0 && site == 0 && every <= 1 && after == 0 && times == 0
@@ -157,7 +158,8 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
         return wrong(&text.call, "none of these calls fits what the rule says of them");
     }
     compiled.calls = signatures.iter().map(|signature| signature.number).collect();
-    // C libraries make `fstat` as a `newfstatat` with an empty path: that takes no path, whatever the group says of the call.
+    // C libraries make `fstat` as a `newfstatat` with an empty path: that takes no path, though the call is in the
+    // group.
     compiled.descriptors = signatures.iter().any(|signature| signature.name == "fstat")
         || named.iter().any(|(signature, explicit)| *explicit && BY_EMPTY_PATH.contains(&signature.name));
     for (files, place) in [(&text.caller, &mut compiled.callers), (&text.program, &mut compiled.programs)] {
@@ -189,8 +191,8 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
     Ok(destinations.into_iter().map(with).collect())
 }
 
-/// The calls that a rule names, and whether it names them one by one. `%file` in a rule about paths means calls that reach Unix sockets
-/// by their paths, too.
+/// The calls that a rule names, and whether it names them one by one. `%file` in a rule about paths means calls that
+/// reach Unix sockets by their paths, too.
 fn selected(call: &Spanned<Words>, about_paths: bool) -> Result<Vec<(&'static Signature, bool)>, Fault> {
     let mut found = Vec::new();
     for (at, word) in &call.get_ref().0 {
@@ -303,7 +305,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         };
         rule.delay = nanoseconds;
     }
-    rule.log = u32::from(text.log.as_ref().is_some_and(|told| *told.get_ref())) * log::CALLS;
+    rule.log = u32::from(text.log.as_ref().is_some_and(|log| *log.get_ref())) * log::CALLS;
     if decided.is_none() && rule.delay == 0 && rule.log == 0 {
         return wrong(
             whole,

@@ -1,7 +1,7 @@
 //! How tracees know that their supervisor is gone: the kernel says so.
 //!
-//! The supervisor's first thread owns a word of the shared page as it would own a robust lock (get_robust_list(2)). When it dies, however that
-//! comes, the kernel marks the word. So nobody has to guess from how long an answer takes, which a busy machine or a debugger would
+//! A thread of the supervisor owns a word of each shared page as it would own a robust lock (get_robust_list(2)). When it dies, however
+//! that comes, the kernel marks the word. So nobody has to guess from how long an answer takes, which a busy machine or a debugger would
 //! make wrong, nor ask for a process by its number, which is another in another PID namespace.
 
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ struct Entry {
 
 const HEAD_BYTES: usize = std::mem::offset_of!(Robust, entry);
 
-/// Makes a word of memory that stays the sign of this thread's life, which must be its process's first one.
+/// Makes a word of memory that stays the sign of this thread's life, which ends with its process and owns no other robust lock.
 pub(super) fn mark_alive(word: &AtomicU32) {
     let list = Box::leak(Box::new(Robust {
         first: ptr::null(),
@@ -39,7 +39,7 @@ pub(super) fn mark_alive(word: &AtomicU32) {
     // SAFETY: the list stays, and so does the word.
     let set = unsafe { libc::syscall(libc::SYS_set_robust_list, ptr::from_ref(list), HEAD_BYTES) };
     if set == 0 {
-        word.store(std::process::id(), Release);
+        word.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Release);
     }
 }
 

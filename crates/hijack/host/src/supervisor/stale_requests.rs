@@ -9,8 +9,8 @@ use orrery_hijack_image::shared_page::SharedPage;
 
 use crate::futex::Futex;
 
-/// So often is a place seen unchanged before it is taken from somebody who seems dead: the thread may be in another PID namespace,
-/// where it has another number, and about to go on. (If it goes on later, it asks again.)
+/// So often is a place seen unchanged before it is taken from a thread that seems dead: the thread may be in another
+/// PID namespace, where it has another number, and about to go on. (If it goes on later, it asks again.)
 const LOOKS: u32 = 8;
 
 /// What was seen of each place last, and how often.
@@ -83,17 +83,17 @@ mod tests {
             (state(CLAIMED, own), state(CLAIMED, own)),
             (state(ANSWERED, own), state(ANSWERED, own)),
         ];
-        let places = &segment.page().requests;
+        let places = &segment.first().page().requests;
         for (place, (before, _)) in places.slots.iter().zip(states) {
             place.state.store(before, Release);
         }
         let mut stale = StaleRequests::default();
-        stale.look(segment.page());
+        stale.look(segment.first().page());
         assert!(
             places.slots.iter().zip(states).all(|(place, (before, _))| place.state.load(Acquire) == before)
         );
         for _ in 0..LOOKS {
-            stale.look(segment.page());
+            stale.look(segment.first().page());
         }
         for (place, (before, after)) in places.slots.iter().zip(states) {
             assert_eq!(place.state.load(Acquire), after, "{before:#x}");

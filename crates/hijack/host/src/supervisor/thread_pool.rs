@@ -1,9 +1,9 @@
 //! Threads that look for work, as many as there is work to do at a time and one more.
 //!
 //! A tracer must be one and the same thread from the beginning to the end, and waits for its tracee. So each piece of
-//! work has a thread for itself: the one that found it. Handing it on to another would cost two changes between threads for every
-//! program that is executed; making one, as much as all the rest. A thread that finds work sees to it that another one looks for
-//! more meanwhile, and looks again when it is done.
+//! work has a thread for itself: the one that found it. Handing it on to another would cost two changes between threads
+//! for every program that is executed; making one, as much as all the rest. A thread that finds work sees to it that
+//! another one looks for more meanwhile, and looks again when it is done.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
@@ -58,7 +58,8 @@ impl<W: Work> ThreadPool<W> {
         while !self.stopped.load(SeqCst) {
             let Some(piece) = self.work.take() else { continue };
             self.busy.fetch_add(1, SeqCst);
-            // Nobody else would notice what there is to do from now on. Where there cannot be more threads, the first that is done does.
+            // Nobody else would notice what there is to do from now on. Where there cannot be more threads, the first
+            // that is done does.
             if self.looking.fetch_sub(1, SeqCst) == 1 {
                 self.spawn_worker(scope);
             }
@@ -122,7 +123,8 @@ mod tests {
         }
     }
 
-    /// Does pieces of work, one after the other or all at once; gives how many threads that took, and how many were left.
+    /// Does pieces of work, one after the other or all at once; gives how many threads that took, and how many were
+    /// left.
     fn threads(pieces: usize, at_once: bool, usable: bool) -> (usize, usize) {
         let pool = ThreadPool::new(Pieces {
             left: Mutex::new(0),
@@ -163,7 +165,7 @@ mod tests {
         let (used, left) = threads(2 * LOOKING, true, true);
         assert_eq!(used, 2 * LOOKING);
         // Those that are too many go a moment after they have done their work.
-        assert!(left > 0, "somebody looks");
+        assert!(left > 0, "a thread looks");
     }
 
     #[test]

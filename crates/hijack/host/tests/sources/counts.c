@@ -54,8 +54,8 @@ static int twin(void *times) {
 }
 
 int main(int argc, char **argv) {
-    made = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
-                argc > 1 ? atoi(argv[1]) : memfd_create("made", 0), 0);
+    int memory = argc > 1 ? atoi(argv[1]) : memfd_create("made", 0);
+    made = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     if (argc > 1) {
         call_often(1000);
         return 0;
@@ -63,7 +63,9 @@ int main(int argc, char **argv) {
     if (made == MAP_FAILED) { // The file is empty yet.
         return 1;
     }
-    ftruncate(3, 4096);
+    ftruncate(memory, 4096);
+    char number[12];
+    snprintf(number, sizeof number, "%d", memory);
     signal(SIGALRM, tick);
     struct itimerval often = {{0, 300}, {0, 300}};
     setitimer(ITIMER_REAL, &often, NULL);
@@ -79,7 +81,7 @@ int main(int argc, char **argv) {
             call_often(50);
             _exit(0);
         }
-        char *words[] = {argv[0], "3", NULL};
+        char *words[] = {argv[0], number, NULL};
         pid_t child;
         posix_spawn(&child, "/proc/self/exe", NULL, NULL, words, environ);
         call_often(5000);

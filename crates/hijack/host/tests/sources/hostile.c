@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -53,7 +54,7 @@ static void children(void) {
         pid_t pid = fork();
         if (pid == 0)
             _exit(i);
-        int status;
+        int status = 0;
         waitpid(pid, &status, 0);
         printf("child %d\n", WEXITSTATUS(status));
     }
@@ -77,6 +78,33 @@ static void denied_to_all(void) {
         call_site();
     filter(SYS_rt_sigaction, SECCOMP_RET_ERRNO | EPERM);
     printf("%d\n", signal(SIGUSR1, SIG_IGN) == SIG_ERR);
+}
+
+static void *thread_of_filtered(void *result) {
+    *(int *)result = 4;
+    return NULL;
+}
+
+// The same, where the filter ends the process that makes that call: its children and threads, and what it executes, live.
+static void killed_by_all(void) {
+    setvbuf(stdout, NULL, _IONBF, 0);
+    heat();
+    filter(SYS_prctl, SECCOMP_RET_KILL_PROCESS);
+    children();
+    int result = 0, status = 0;
+    pthread_t thread;
+    if (!pthread_create(&thread, NULL, thread_of_filtered, &result))
+        pthread_join(thread, NULL);
+    printf("thread %d\n", result);
+    pid_t pid = vfork();
+    if (pid == 0) {
+        execl("/bin/sh", "sh", "-c", "echo executed; exit 5", NULL);
+        _exit(1);
+    }
+    waitpid(pid, &status, 0);
+    printf("program %d, %d\n", WEXITSTATUS(status), WTERMSIG(status));
+    printf("%d\n", system("exit 3") >> 8);
+    execl("/bin/sh", "sh", "-c", "echo at last; exit 6", NULL);
 }
 
 static volatile int trapped;
@@ -335,6 +363,131 @@ static void others_verdicts(void) {
     printf("the child ends with %d, the parent goes on: %d\n", WEXITSTATUS(status), call_site() == getppid());
 }
 
+// The secret. It is nowhere in the program: what lies behind a path is logged with it.
+static const char *secret_text(char text[32]) {
+    static const char shifted[] = "poma!uif!qbsfou(t!tfdsfu";
+    for (size_t i = 0; i <= sizeof shifted - 1; i++)
+        text[i] = shifted[i] ? (char)(shifted[i] - 1) : 0;
+    return text;
+}
+
+// Every mapping of shared memory by number that can be read: how often this is in it. What can be written is overwritten.
+static int shared_memory_holds_secret(void) {
+    int found = 0;
+    char text[32];
+    const char *secret = secret_text(text);
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        char rights[5];
+        if (!strstr(line, "/SYSV") || sscanf(line, "%lx-%lx %4s", &start, &end, rights) != 3 ||
+            rights[0] != 'r')
+            continue;
+        for (char *at = (char *)start; at && (unsigned long)at + strlen(secret) <= end;) {
+            at = memmem(at, end - (unsigned long)at, secret, strlen(secret));
+            found += at != NULL;
+            at = at ? at + 1 : NULL;
+        }
+        if (rights[1] == 'w')
+            memset((void *)start, 0xa5, end - start);
+    }
+    if (maps)
+        fclose(maps);
+    return found;
+}
+
+// What the parent reads and writes: its child is to find nothing of it.
+static void use_secret(int file) {
+    char secret[32];
+    secret_text(secret);
+    (void)!pwrite(file, secret, strlen(secret), 0);
+    memset(secret, 0, sizeof secret);
+    (void)!pread(file, secret, sizeof secret - 1, 0);
+    memset(secret, 0, sizeof secret);
+    // It is not in the last entry, which a child may have a copy of.
+    usleep(1000);
+}
+
+static int give_up(int way) {
+    if (getuid() != 0)
+        return 0;
+    // At once, one after the other, and by way of what can be undone.
+    if (way == 1)
+        return setgid(65534) || setuid(65534);
+    if (way == 2 && (setegid(65534) || seteuid(65534) || seteuid(0) || setegid(0)))
+        return 1;
+    return setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534);
+}
+
+// A child that has given up its privileges, and what it executes, share nothing with its parent any more: they neither read what the
+// parent logs, nor do they change what it counts or asks for. (Who had none shares all with itself.)
+static void others_journals(const char *own) {
+    FILE *file = tmpfile();
+    int privileged = getuid() == 0;
+    use_secret(fileno(file));
+    for (int way = 0; way < 4; way++) {
+        int ends[2];
+        if (pipe(ends))
+            return;
+        // The last one shares memory until it executes.
+        pid_t child = way == 3 ? vfork() : fork();
+        if (child == 0) {
+            if (give_up(way))
+                _exit(9);
+            if (way != 3) {
+                char byte;
+                close(ends[1]);
+                (void)!read(ends[0], &byte, 1);
+                int found = privileged ? shared_memory_holds_secret() : 0;
+                printf("%d in a child\n", found);
+            }
+            execl(own, own, privileged ? "finds" : "finds-nothing", NULL);
+            _exit(8);
+        }
+        close(ends[0]);
+        use_secret(fileno(file));
+        close(ends[1]);
+        int status;
+        waitpid(child, &status, 0);
+        printf("way %d: %d\n", way, status);
+    }
+    for (int i = 0; i < 40; i++)
+        call_site();
+    printf("%d\n", system("exit 3") >> 8);
+    children();
+}
+
+// Children that count their calls, and become other users meanwhile.
+static void become(void) {
+    for (int child = 0; child < 3; child++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            for (int i = 0; i < 300; i++) {
+                if (i == 100 && setresgid(60000 + child, 60000, 60000))
+                    _exit(1);
+                if (i == 200 && setresuid(60000 + child, 60000, 60000))
+                    _exit(1);
+                syscall(SYS_getpriority, 1000 + child, i);
+            }
+            _exit(0);
+        }
+    }
+    int status, all = 0;
+    while (wait(&status) > 0)
+        all |= status;
+    printf("%s\n", all ? "failed" : "became");
+}
+
+// As much as an ordinary user may lock by default.
+static void lock_all(void) {
+    struct rlimit limit;
+    limit.rlim_cur = limit.rlim_max = 8 << 20;
+    setrlimit(RLIMIT_MEMLOCK, &limit);
+    printf("%d\n", mlockall(MCL_CURRENT | MCL_FUTURE));
+    children();
+}
+
 __attribute__((noinline)) static void spin(void) {
     for (;;)
         turn();
@@ -350,6 +503,7 @@ int main(int count, char **words) {
     }
     CASE("denied", denied())
     CASE("denied-to-all", denied_to_all())
+    CASE("killed-by-all", killed_by_all())
     CASE("trap", trap())
     CASE("trap-unhandled", trap_unhandled())
     CASE("killed", killed())
@@ -361,6 +515,11 @@ int main(int count, char **words) {
     CASE("null-called", null_called())
     CASE("clock", clock_is_read())
     CASE("verdicts", others_verdicts())
+    CASE("journals", others_journals(words[0]))
+    CASE("locks", lock_all())
+    CASE("becomes", become())
+    CASE("finds", printf("%d executed\n", shared_memory_holds_secret()))
+    CASE("finds-nothing", printf("0 executed\n"))
     CASE("crash", {
         heat();
         printf("%d\n", middle(getpid()));

@@ -180,6 +180,137 @@ static void sigsys(void) {
     printf("alive\n");
 }
 
+static volatile sig_atomic_t sender;
+
+static void note(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)context;
+    hits++;
+    sender = info->si_pid;
+}
+
+// Another process sends SIGSYS to this one; gives that process's number.
+static pid_t send_sigsys(void) {
+    pid_t child = fork();
+    if (!child) {
+        kill(getppid(), SIGSYS);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    return child;
+}
+
+static int is_blocked(void) {
+    sigset_t now;
+    sigprocmask(SIG_BLOCK, NULL, &now);
+    return sigismember(&now, SIGSYS);
+}
+
+static int is_pending(void) {
+    sigset_t now;
+    sigpending(&now);
+    return sigismember(&now, SIGSYS);
+}
+
+// Handlers of SIGUSR1 and SIGUSR2 that find SIGSYS blocked, or leave it blocked.
+static void look(int signal) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGSYS);
+    printf("handler %d finds it %d\n", signal == SIGUSR1, is_blocked());
+    sigprocmask(signal == SIGUSR1 ? SIG_UNBLOCK : SIG_BLOCK, &set, NULL);
+    if (signal != SIGUSR1)
+        send_sigsys();
+    printf("and leaves it %d, %d hits\n", is_blocked(), hits);
+}
+
+static void *send_to_thread(void *thread) {
+    await_sleep();
+    pthread_kill(*(pthread_t *)thread, SIGSYS);
+    await_sleep();
+    pthread_kill(*(pthread_t *)thread, SIGUSR1);
+    return NULL;
+}
+
+// A SIGSYS that somebody sends while it is blocked waits until it is not.
+static void sigsys_blocked(void) {
+    setvbuf(stdout, NULL, _IONBF, 0);
+    sigset_t only, old, none;
+    sigemptyset(&none);
+    sigemptyset(&only);
+    sigaddset(&only, SIGSYS);
+    struct sigaction action = {.sa_sigaction = note, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSYS, &action, NULL);
+    int sent = 0;
+    // So often that the place is rewritten.
+    for (int i = 0; i < 40; i++) {
+        sigprocmask(SIG_BLOCK, &only, &old);
+        if (i % 13 == 0) {
+            pid_t from = send_sigsys();
+            send_sigsys();
+            sent++;
+            printf("%d: blocked %d before %d pending %d, %d hits", i, is_blocked(), sigismember(&old, SIGSYS),
+                   is_pending(), hits);
+            sigprocmask(i % 2 ? SIG_UNBLOCK : SIG_SETMASK, i % 2 ? &only : &none, NULL);
+            printf("; then blocked %d pending %d, %d of %d, by it %d\n", is_blocked(), is_pending(), hits,
+                   sent, sender == from);
+        }
+        sigprocmask(SIG_SETMASK, &none, NULL);
+    }
+    sigprocmask(SIG_BLOCK, &only, NULL);
+    struct timespec nothing = {0};
+    for (int i = 0; i < 20; i++) {
+        send_sigsys();
+        printf("with it: %d", ppoll(NULL, 0, &nothing, &only));
+        printf(", %d hits; suspend %d %s, %d hits, ", hits, sigsuspend(&none), strerror(errno), hits);
+        send_sigsys();
+        printf("ppoll %d %s, %d hits, ", ppoll(NULL, 0, NULL, &none), strerror(errno), hits);
+        send_sigsys();
+        printf("pselect %d %s, %d hits, ", pselect(0, NULL, NULL, NULL, NULL, &none), strerror(errno), hits);
+        printf("blocked %d pending %d\n", is_blocked(), is_pending());
+    }
+    // Handlers of others.
+    signal(SIGUSR1, look);
+    signal(SIGUSR2, look);
+    send_sigsys();
+    raise(SIGUSR1);
+    printf("afterwards %d, %d hits\n", is_blocked(), hits);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    raise(SIGUSR2);
+    printf("afterwards %d, %d hits\n", is_blocked(), hits);
+    // A sleep that such a signal does not end, and that another one does.
+    sigprocmask(SIG_BLOCK, &only, NULL);
+    int before = hits, pipes[2];
+    char byte;
+    pthread_t thread, self = pthread_self();
+    install(SIGUSR1, count, 0);
+    pipe(pipes);
+    pthread_create(&thread, NULL, send_to_thread, &self);
+    ssize_t got = read(pipes[0], &byte, 1);
+    printf("read %zd %s after %d hits", got, strerror(errno), hits - before);
+    pthread_join(thread, NULL);
+    printf(", pending %d, %d hits\n", is_pending(), hits - before);
+    // Processes begin with the mask, and without what was sent to their parent.
+    fflush(stdout);
+    if (!fork()) {
+        printf("child: blocked %d pending %d\n", is_blocked(), is_pending());
+        _exit(0);
+    }
+    wait(NULL);
+    if (!vfork()) {
+        execl("/proc/self/exe", "tracee", "sigsys-after", NULL);
+        _exit(1);
+    }
+    wait(NULL);
+    // What is ignored is not pending.
+    signal(SIGSYS, SIG_IGN);
+    printf("pending %d\n", is_pending());
+    signal(SIGSYS, SIG_DFL);
+    send_sigsys();
+    printf("alive\n");
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    printf("not alive\n");
+}
+
 static void *hammer(void *done) {
     for (int i = 0; i < 5000; i++) {
         getppid();
@@ -442,6 +573,8 @@ int main(int count, char **words) {
     CASE("alternate-roomy", alternate(65536))
     CASE("masks", masks())
     CASE("sigsys", sigsys())
+    CASE("sigsys-blocked", sigsys_blocked())
+    CASE("sigsys-after", printf("program: blocked %d pending %d\n", is_blocked(), is_pending()))
     CASE("storm", storm())
     CASE("children", children())
     CASE("spawn", spawn())

@@ -26,11 +26,14 @@ const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 const SYS_MSEAL: i64 = 462;
 /// What a supervisor has a new program do.
-const PREPARING: [i64; 8] = [
+const PREPARING: [i64; 11] = [
     libc::SYS_mmap,
     libc::SYS_munmap,
     libc::SYS_mprotect,
     libc::SYS_shmat,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_capget,
     libc::SYS_shmdt,
     libc::SYS_rt_sigaction,
     libc::SYS_prctl,

@@ -113,11 +113,18 @@ impl CpuService {
         Ok(Self { indices, masks, allowed, served: BTreeMap::new(), ticks: 0, second: crate::time::now() })
     }
 
-    /// Begins to serve a tracee; returns by which mechanism. `None` where its process has ended.
-    pub(crate) fn join(&mut self, tracee: TraceeId, pid: i32, name: &str) -> Option<Mechanism> {
+    /// Begins to serve a tracee; returns by which mechanism. `None` where its process has ended. `former_nice` is the nice
+    /// value that it had before a manager served it that was killed.
+    pub(crate) fn join(
+        &mut self,
+        tracee: TraceeId,
+        pid: i32,
+        name: &str,
+        former_nice: Option<i32>,
+    ) -> Option<Mechanism> {
         let tree = Tree::new(pid)?;
         let found = scheduling::get(pid).ok()?;
-        let original = without_manager(found);
+        let original = former_nice.map_or(found, |nice| without_manager(found, nice));
         let mut served = Served {
             pid,
             name: name.chars().filter(|letter| !letter.is_control()).take(64).collect(),
@@ -358,26 +365,27 @@ impl Served {
     }
 }
 
-/// Returns how a thread would be scheduled that a manager has left as `found`: one that was killed could not restore it.
-fn without_manager(found: Scheduling) -> Scheduling {
+/// Returns how a thread would be scheduled that a manager has left as `found`, if it had this nice value before: a manager that was
+/// killed could not restore it.
+fn without_manager(found: Scheduling, nice: i32) -> Scheduling {
     match found {
         Scheduling { policy: Policy::Fifo { .. }, reset_on_fork: true }
         | Scheduling { policy: Policy::Other { nice: 19 | -20 }, .. } => {
-            Scheduling { policy: Policy::Other { nice: 0 }, reset_on_fork: false }
+            Scheduling { policy: Policy::Other { nice }, reset_on_fork: false }
         }
         own => own,
     }
 }
 
 /// Takes from all threads of a process, and of those that it started, what a manager that was killed has left: as far as this process
-/// may, which without privilege cannot lower nice values.
-pub(crate) fn release(pid: i32) {
+/// may, which without privilege cannot lower nice values. They get the nice value that the process had when it joined.
+pub(crate) fn release(pid: i32, nice: i32) {
     let Some(tree) = Tree::new(pid) else { return };
     for thread in tree.threads() {
         if let Ok(found) = scheduling::get(thread)
-            && found != without_manager(found)
+            && found != without_manager(found, nice)
         {
-            let _ = scheduling::set(thread, without_manager(found));
+            let _ = scheduling::set(thread, without_manager(found, nice));
         }
     }
 }

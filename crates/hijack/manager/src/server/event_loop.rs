@@ -94,7 +94,10 @@ pub fn serve(settings: Settings, handlers: Vec<Box<dyn Handler>>) -> Result<(), 
     if server.settings.pressure && server.pressure.iter().any(Option::is_none) {
         eprintln!("orrery-manager: no pressure events: /proc/pressure is absent or closed to this user");
     }
-    server.run().map_err(failed("wait for events"))
+    orrery_sys::service_manager::ready();
+    let result = server.run().map_err(failed("wait for events"));
+    orrery_sys::service_manager::stopping();
+    result
 }
 
 impl Server {

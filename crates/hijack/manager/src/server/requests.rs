@@ -54,12 +54,12 @@ fn perform(
 ) -> Result<Outcome, String> {
     let text = |error: AttributeError| error.to_string();
     match request {
-        Request::Join { name, values, journal } => {
+        Request::Join { name, values, journal, former_nice } => {
             let process = fds.pop().ok_or("cannot join: the message has no pidfd")?;
             // Before anything is changed: it may be another user's.
             let events = journal.map(|id| Events::attach(id, connection.uid)).transpose();
             let events = events.map_err(|error| error.to_string())?;
-            let outcome = join(state, connection, process, &name, &values)?;
+            let outcome = join(state, connection, process, &name, &values, former_nice)?;
             if let (Some(events), Some(tracee)) = (events, outcome.joined) {
                 state
                     .journals
@@ -152,6 +152,7 @@ fn join(
     pidfd: OwnedFd,
     name: &str,
     values: &Values,
+    former_nice: Option<i32>,
 ) -> Result<Outcome, String> {
     let pid = process_of(&pidfd).ok_or("cannot join: the descriptor is no pidfd of a process that runs")?;
     let uid = user_of(pid).ok_or("cannot join: the process has ended")?;
@@ -173,7 +174,10 @@ fn join(
     }
     let text = |error: AttributeError| error.to_string();
     let tracee = state.table.add_tracee().map_err(text)?;
-    let Some(mechanism) = state.cpu.join(tracee, pid, name) else {
+    // The manager restores it by its own privileges: a false claim must not gain what setpriority(2) would refuse.
+    let least = if connection.uid == 0 { -20 } else { 0 };
+    let former_nice = former_nice.map(|nice| nice.clamp(least, 19));
+    let Some(mechanism) = state.cpu.join(tracee, pid, name, former_nice) else {
         state.remove(tracee);
         return Err(format!("cannot join process {pid}: it has ended"));
     };

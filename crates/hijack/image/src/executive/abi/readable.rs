@@ -1,13 +1,13 @@
 //! Whether memory that the program named can be read, for the price of less than a copy by the kernel.
 //!
-//! The kernel is asked by a call that reads eight bytes, and then refuses for another reason: `rt_sigprocmask` with an order
-//! that there is none of. It returns EFAULT where it could not read them. What can be read is then read in place.
+//! The kernel is asked by a call that reads eight bytes, and then refuses for another reason: `rt_sigprocmask` with an
+//! order that there is none of. It returns EFAULT where it could not read them. What can be read is then read in place.
 //!
-//! A page that could be read stays readable until the process unmaps it, moves it, or changes its protection, and all calls
-//! that do so pass through the executive. So under a policy that asks about paths a few pages are remembered, and
-//! [`invalidate`] says that they are not to be relied on any more. What that cannot see: a file that is cut short by somebody else
-//! beneath a path that lies in a mapping of it, and a thread that unmaps a path which another thread's call is about to read.
-//! There, the program gets a signal rather than EFAULT.
+//! A page that could be read stays readable until the process unmaps it, moves it, or changes its protection, and all
+//! calls that do so pass through the executive. So under a policy that asks about paths a few pages are remembered, and
+//! [`invalidate`] says that they are not to be relied on any more. What that cannot see: a file that is cut short by
+//! another process beneath a path that lies in a mapping of it, and a thread that unmaps a path which another thread's
+//! call is about to read. There, the program gets a signal rather than EFAULT.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicU64};
@@ -110,8 +110,8 @@ pub(crate) fn bytes_at(at: u64, most: usize, stack: u64) -> Result<&'static [u8]
     }
     let length = most.min((PAGE - at % PAGE) as usize);
     let start = core::ptr::with_exposed_provenance::<u8>(at as usize);
-    // SAFETY: the page is there, and can be read. The program may change it meanwhile: what is made of it is then what it was
-    // or what it is, as in the kernel.
+    // SAFETY: the page is there, and can be read. The program may change it meanwhile: what is made of it is then what
+    // it was or what it is, as in the kernel.
     Ok(unsafe { core::slice::from_raw_parts(start, length) })
 }
 
@@ -172,7 +172,7 @@ mod tests {
     fn what_lies_on_the_stack_is_not_asked_about() {
         let word = [7_u8; 16];
         let stack = address(&word);
-        // Whatever the page, it is this thread's.
+        // Any of the pages is this thread's.
         assert_eq!(bytes_at(stack, 1, stack), Ok(&[7_u8][..]));
     }
 }

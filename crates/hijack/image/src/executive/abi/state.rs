@@ -3,7 +3,8 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::config::Config;
-use crate::shared_page::{SharedPage, Verdicts};
+use crate::journal::Journal;
+use crate::shared_page::{SharedPage, ThreadCounters, Verdicts};
 
 /// What the supervisor writes before the image runs.
 #[cfg_attr(feature = "image", unsafe(no_mangle))]
@@ -17,6 +18,20 @@ pub(crate) fn shared_page() -> &'static SharedPage {
     let address = ORRERY_CONFIG.shared_page.load(Relaxed) as usize;
     // SAFETY: the supervisor has attached a shared page there before the image ran, and the program cannot detach it (`memory::code_ranges`).
     unsafe { &*core::ptr::with_exposed_provenance::<SharedPage>(address) }
+}
+
+/// The journal, if single calls are logged.
+pub(crate) fn journal() -> Option<&'static Journal> {
+    let address = ORRERY_CONFIG.journal.load(Relaxed) as usize;
+    // SAFETY: as for the page.
+    (address != 0).then(|| unsafe { &*core::ptr::with_exposed_provenance::<Journal>(address) })
+}
+
+/// Counters for threads of their own, if calls are counted.
+pub(crate) fn counters() -> Option<&'static ThreadCounters> {
+    let address = ORRERY_CONFIG.counters.load(Relaxed) as usize;
+    // SAFETY: as for the page.
+    (address != 0).then(|| unsafe { &*core::ptr::with_exposed_provenance::<ThreadCounters>(address) })
 }
 
 /// What the supervisor said about code.

@@ -7,6 +7,7 @@ pub(crate) const EPERM: i64 = 1;
 pub(crate) const EINTR: i64 = 4;
 pub(crate) const EAGAIN: i64 = 11;
 pub(crate) const ENOMEM: i64 = 12;
+pub(crate) const EACCES: i64 = 13;
 pub(crate) const EFAULT: i64 = 14;
 pub(crate) const EINVAL: i64 = 22;
 pub(crate) const ERANGE: i64 = 34;
@@ -63,10 +64,19 @@ const SIG_SETMASK: u64 = 2;
 
 /// Blocks all signals but SIGSYS; gives the mask that was in force.
 pub(crate) fn block_signals() -> u64 {
-    let (all, mut old) = (ALL_SIGNALS, 0_u64);
+    replace_mask(ALL_SIGNALS)
+}
+
+/// Blocks all signals, SIGSYS too: the kernel ends a thread of which a call is dispatched then.
+pub(crate) fn block_all_signals() -> u64 {
+    replace_mask(!0)
+}
+
+fn replace_mask(new: u64) -> u64 {
+    let mut old = 0_u64;
     // SAFETY: both are sets of eight bytes.
     unsafe {
-        call(nr::rt_sigprocmask, [SIG_SETMASK, address(&all), address_mut(&mut old), SET_BYTES, 0, 0]);
+        call(nr::rt_sigprocmask, [SIG_SETMASK, address(&new), address_mut(&mut old), SET_BYTES, 0, 0]);
     }
     old
 }

@@ -1,7 +1,7 @@
 //! Counters that a thread has for itself: it adds to them without locking the bus, which costs more than all the rest of a
 //! rewritten call.
 //!
-//! A thread is known by its `fs` base, which its C library (or Go's runtime) keeps for it alone. The shared page has a number of
+//! A thread is known by its `fs` base, which its C library (or Go's runtime) keeps for it alone. The shared counters have a number of
 //! [`Block`]s; a table here, found by a hash of `fs`, says which block a thread has. A stub, or `orrery_timed`, looks there,
 //! and adds with one instruction, so that a signal falls before or after it. Who finds nothing adds to the counters that
 //! all share, with a lock. A reader takes the sum. So no call is lost:
@@ -17,7 +17,7 @@ use core::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-use crate::executive::abi::state::{ORRERY_CONFIG, counted, shared_page};
+use crate::executive::abi::state::{ORRERY_CONFIG, counted, counters, shared_page};
 use crate::executive::abi::syscall::address;
 use crate::nr::CALLS;
 use crate::shared_page::{Block, CLAIMED_BLOCK, Calls, FRESH_BLOCK, USED_BLOCK};
@@ -118,7 +118,7 @@ fn claim_for(base: u64) {
         let state = block.state.load(Relaxed);
         state != CLAIMED_BLOCK && block.state.compare_exchange(state, CLAIMED_BLOCK, AcqRel, Relaxed).is_ok()
     };
-    let Some(block) = shared_page().blocks.iter().find(free) else { return };
+    let Some(block) = counters().and_then(|counters| counters.blocks.iter().find(free)) else { return };
     // The first one here has the entry; the other one's block is free again.
     if owner.rows.compare_exchange(0, address(&block.calls), AcqRel, Relaxed).is_ok() {
         owner.complement.store(base.wrapping_neg(), Release);
@@ -169,8 +169,19 @@ pub(crate) fn release() {
     for owner in &TABLE {
         let rows = owner.rows.swap(0, AcqRel);
         let of = |block: &&Block| rows != 0 && address(&block.calls) == rows;
-        if let Some(block) = shared_page().blocks.iter().find(of) {
+        if let Some(block) = counters().and_then(|counters| counters.blocks.iter().find(of)) {
             block.state.store(USED_BLOCK, Release);
+        }
+    }
+}
+
+/// Other counters are about to take the place of these: blocks of the process are none there.
+pub(crate) fn leave() {
+    release();
+    if available() {
+        forget();
+        for owner in &TABLE {
+            owner.rows.store(0, Relaxed);
         }
     }
 }

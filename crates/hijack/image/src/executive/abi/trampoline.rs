@@ -17,7 +17,7 @@ pub(crate) static RETURN_ADDRESSES: [AtomicU64; TRAMPOLINES] = [const { AtomicU6
 
 unsafe extern "C" {
     /// Runs `process::boot::boot`, and sends SIGSYS to itself, with what that returned in rbx.
-    pub(crate) fn orrery_boot(segment: u64, precise: u64, stack: u64) -> !;
+    pub(crate) fn orrery_boot(checked: u64, precise: u64, stack: u64) -> !;
     /// Handles SIGSYS: `dispatch::sigsys::on_sigsys`, with a frame of its own around that.
     pub(crate) fn orrery_sigsys();
     /// Returns from a signal handler.

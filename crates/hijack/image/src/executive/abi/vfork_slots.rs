@@ -46,6 +46,8 @@ pub(crate) struct Vfork {
     pub(crate) stack: u64,
     /// The parent's.
     pub(crate) own: u64,
+    /// Whether the parent has SIGSYS blocked.
+    pub(crate) sigsys_blocked: bool,
 }
 
 // SAFETY: integers, and a pointer that nobody follows before it was set.
@@ -55,7 +57,7 @@ unsafe impl Item for Slot {
         taker: ptr::null(),
         home: 0,
         length: 0,
-        call: Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 },
+        call: Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0, sigsys_blocked: false },
         stack: [0; STACK],
     };
 }

@@ -1,11 +1,12 @@
 //! Memory for the paths that a call names, for what becomes of them, and for an entry of the journal.
 //!
-//! The executive's functions run on the program's stack, which may have no more room than a signal's frame and a little. So what
-//! needs much memory has it here: an area is taken for as long as one call needs it, however long that waits in the kernel.
+//! The executive's functions run on the program's stack, which may have no more room than a signal's frame and a
+//! little. So what needs much memory has it here: an area is taken for as long as one call needs it, however long that
+//! waits in the kernel.
 //!
-//! A handler of the program may interrupt the call and never return to it (`siglongjmp`, a thread that ends). So an area's taker
-//! leaves a mark on its stack, and an area whose mark is not there any more is free. That is looked at when all areas are taken,
-//! before more are mapped.
+//! A handler of the program may interrupt the call and never return to it (`siglongjmp`, a thread that ends). So an
+//! area's taker leaves a mark on its stack, and an area whose mark is not there any more is free. That is looked at
+//! when all areas are taken, before more are mapped.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
@@ -21,7 +22,7 @@ const PATHS: usize = 8 << 10;
 pub(crate) const LIST: usize = 256;
 /// In the upper half of a mark; the lower is the taker's number.
 const MARK: u64 = 0x6f72_7277 << 32;
-/// Holds the area while it is released for somebody who is gone.
+/// Holds the area while it is released for a thread that is gone.
 const RECLAIMS: u32 = u32::MAX;
 
 /// What a call gets.
@@ -63,14 +64,14 @@ pub(crate) fn with<R>(use_it: impl FnOnce(Room<'_>) -> R) -> Result<R, i64> {
     let mark = AtomicU64::new(0);
     let Taken { item, taker } = take(&mark)?;
     let number = taker.load(Relaxed);
-    // SAFETY: the area is this call's until it is released below, or until the mark is gone, which is on the stack that this function
-    // uses: then this does not go on. No reference to the area's own mark is made.
+    // SAFETY: the area is this call's until it is released below, or until the mark is gone, which is on the stack that
+    // this function uses: then this does not go on. No reference to the area's own mark is made.
     let room =
         unsafe { Room { paths: &mut (*item).paths, list: &mut (*item).list, entry: &mut (*item).entry } };
     let result = use_it(room);
     // SAFETY: a place of an area, which is never unmapped.
     unsafe { (*item).mark.store(0, Relaxed) };
-    // Whoever reads the mark's address is to find the mark.
+    // A reader of the mark's address is to find the mark.
     compiler_fence(SeqCst);
     mark.store(0, Relaxed);
     // Fails in a forked child, where all were released.
@@ -129,8 +130,8 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
     AREAS.overlaps(start, end)
 }
 
-/// Releases all areas, in a forked child: the one that the calling thread has, it still uses until it returns from the call, before
-/// which no other is made.
+/// Releases all areas, in a forked child: the one that the calling thread has, it still uses until it returns from the
+/// call, before which no other is made.
 pub(crate) fn free_in_child() {
     AREAS.free_in_child();
 }

@@ -14,7 +14,7 @@ use crate::executive::abi::trampoline::{RETURN_ADDRESSES, STUB_FRAME_MARK, TRAMP
 use crate::executive::abi::unwind_step::{kind, number};
 use crate::executive::memory::stub_pages;
 use crate::executive::process::{boot, clone};
-use crate::executive::signals::handlers;
+use crate::executive::signals::{handlers, held_sigsys, sigmask};
 use crate::nr::CALLS;
 use crate::shared_page::{BUCKETS, Calls, FIRST_BUCKET, SharedPage};
 
@@ -35,6 +35,7 @@ global_asm!(
     code = const core::mem::offset_of!(Config, code),
     code_length = const core::mem::offset_of!(Config, code_length),
     action = const core::mem::offset_of!(Config, action),
+    arming_forbidden = const core::mem::offset_of!(Config, arming_forbidden),
     unarmed = const core::mem::offset_of!(SharedPage, unarmed),
     calls = const core::mem::offset_of!(SharedPage, calls),
     tsc_disabled = const core::mem::offset_of!(Config, tsc_disabled),
@@ -57,6 +58,8 @@ global_asm!(
     room = const handlers::ROOM,
     info = const 8 + size_of::<Context>(),
     present = sym handlers::present,
+    sigsys_blocked = sym held_sigsys::COUNT,
+    show_sigsys = sym sigmask::show_sigsys,
     kinds = const kind::FIRST,
     saved = const core::mem::offset_of!(Context, registers),
     nothing = const kind::NOTHING,

@@ -2,18 +2,14 @@
 //!
 //! Calls that would undo what the executive relies on are performed with changes: see the modules named here.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use crate::executive::abi::signal_frame::{Context, Progress};
-use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{EINVAL, call, failed};
 use crate::executive::abi::trampoline::orrery_perform;
 use crate::executive::abi::{thread_counters, tsc};
-use crate::executive::process::{clone, exec, mm};
-use crate::executive::signals::{sigaction, sigmask};
+use crate::executive::process::{clone, exec, mm, program_filters, users};
+use crate::executive::signals::{held_sigsys, sigaction, sigmask};
 use crate::nr;
 
-const PR_SET_SECCOMP: u64 = 22;
 const PTRACE_TRACEME: u64 = 0;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 
@@ -73,7 +69,13 @@ fn perform_with_frame(context: &mut Context, number: u64, arguments: [u64; 6]) -
 fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
     match number {
         nr::rt_sigaction => sigaction::rt_sigaction(arguments, stack),
-        nr::rt_sigprocmask => sigmask::set_without_sigsys(arguments, stack),
+        nr::rt_sigprocmask => sigmask::set_without_sigsys(arguments, stack, progress),
+        nr::rt_sigpending => sigmask::rt_sigpending(arguments, stack),
+        nr::exit => {
+            held_sigsys::forget_this_thread();
+            // SAFETY: what the program asked for.
+            unsafe { call(number, arguments) }
+        }
         nr::rt_sigsuspend
         | nr::ppoll
         | nr::pselect6
@@ -95,14 +97,18 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut
         // There is one dispatch for a thread, and it is taken.
         nr::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         nr::prctl | nr::seccomp => {
+            program_filters::install(number, arguments, || {
+                // SAFETY: what the program asked for.
+                tsc::perform_restriction(number, arguments, || unsafe { call(number, arguments) })
+            })
+        }
+        number => {
             // SAFETY: what the program asked for.
-            let result = tsc::perform_restriction(number, arguments, || unsafe { call(number, arguments) });
-            if !failed(result) && (number == nr::seccomp || arguments[0] == PR_SET_SECCOMP) {
-                ORRERY_CONFIG.filtered.store(1, Relaxed);
+            let result = unsafe { orrery_perform(number, &raw const arguments, progress) };
+            if nr::changes_identity(number) && !failed(result) {
+                users::after_change(number, arguments);
             }
             result
         }
-        // SAFETY: what the program asked for.
-        _ => unsafe { orrery_perform(number, &raw const arguments, progress) },
     }
 }

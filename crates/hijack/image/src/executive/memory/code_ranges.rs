@@ -1,7 +1,8 @@
 //! Which memory is code from files, so that it may be rewritten; and which memory is the executive's own.
 //!
-//! All mappings of a program pass through the executive, so it knows its code without asking. Code that changes the list,
-//! or rewrites code that is on it, holds [`LOCK`] with all signals blocked. Calls that touch no code do not take it.
+//! All mappings of a program pass through the executive, so it knows its code without asking. Code that changes the
+//! list, or rewrites code that is on it, holds [`LOCK`] with all signals blocked. Calls that touch no code do not take
+//! it.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
@@ -11,7 +12,7 @@ use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{block_signals, call, set_mask};
 use crate::nr;
 
-/// One while somebody changes the list, or code.
+/// One while a thread changes the list, or code.
 static LOCK: AtomicU32 = AtomicU32::new(0);
 /// After so many turns the holder is taken for dead: a process that shared memory with us, and was killed.
 const TURNS: u32 = 1_000_000;
@@ -23,7 +24,7 @@ pub(crate) fn locked<R>(run: impl FnOnce() -> R) -> R {
         if LOCK.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             break;
         }
-        // SAFETY: gives the CPU to somebody else.
+        // SAFETY: gives the CPU to another thread.
         unsafe { call(nr::sched_yield, [0; 6]) };
     }
     let result = run();

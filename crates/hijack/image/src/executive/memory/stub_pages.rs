@@ -1,7 +1,7 @@
 //! Memory for stubs: pages within a jump's reach of the sites.
 //!
-//! Where a jump's bytes have to be a jump pad (see [`crate::rewrite_plan`]), its distance, and so the stub's address, is given
-//! in part.
+//! Where a jump's bytes have to be a jump pad (see [`crate::rewrite_plan`]), its distance, and so the stub's address,
+//! is given in part.
 
 use core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -48,13 +48,13 @@ pub(crate) struct Stub {
     length: AtomicU8,
     /// One more than the number of its call, or zero: not known beforehand.
     number_and_one: AtomicU32,
-    /// For each instruction that was moved here: how far behind it the stub's ones begin, and how far before the end of the
-    /// site it was.
+    /// For each instruction that was moved here: how far behind it the stub's ones begin, and how far before the end of
+    /// the site it was.
     moved: [[AtomicU8; 2]; INSTRUCTIONS],
 }
 
-/// What is in the stub of each trampoline. All zero, as is everything large here: what is not would have to be written into
-/// each program.
+/// What is in the stub of each trampoline. All zero, as is everything large here: what is not would have to be written
+/// into each program.
 static STUBS: [Stub; TRAMPOLINES] = [const {
     Stub {
         start: AtomicU64::new(0),
@@ -68,7 +68,7 @@ static STUBS: [Stub; TRAMPOLINES] = [const {
 pub(crate) static LOWEST_STUB: AtomicU64 = AtomicU64::new(u64::MAX);
 pub(crate) static HIGHEST_STUB: AtomicU64 = AtomicU64::new(0);
 
-/// Notes what is in the stub of a trampoline, before anybody can go there.
+/// Notes what is in the stub of a trampoline, before a thread can go there.
 pub(crate) fn describe(
     trampoline: usize,
     start: u64,
@@ -105,7 +105,8 @@ pub(crate) fn at(address: u64) -> Option<(usize, u64, &'static Stub)> {
 }
 
 impl Stub {
-    /// How far before the site's end the instruction was that is so far behind the stub's start. `None`: none was moved there.
+    /// How far before the site's end the instruction was that is so far behind the stub's start. `None`: none was moved
+    /// there.
     pub(crate) fn original(&self, at: u64) -> Option<u64> {
         let ends_behind = |place: &&[AtomicU8; 2]| at < u64::from(place[0].load(Relaxed));
         self.moved.iter().find(ends_behind).map(|place| u64::from(place[1].load(Relaxed)))
@@ -160,8 +161,8 @@ impl Place {
     }
 }
 
-/// A place for the stub of a jump at `window`, which is code of the range `[start, end)`; of the jump's distance, the bits
-/// in `mask` must be those of `value`.
+/// A place for the stub of a jump at `window`, which is code of the range `[start, end)`; of the jump's distance, the
+/// bits in `mask` must be those of `value`.
 pub(crate) fn find(window: u64, (mask, value): (u32, u32), start: u64, end: u64) -> Option<Place> {
     if mask == 0 { anywhere(window, start, end) } else { at_distance(window + JUMP as u64, mask, value) }
 }

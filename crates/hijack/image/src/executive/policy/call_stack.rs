@@ -70,11 +70,24 @@ pub(crate) fn marks(callers: &Callers) -> u64 {
     callers.iter().map(|caller| code_ranges::marks(*caller)).fold(0, |all, marks| all | marks)
 }
 
-/// A number for the place: what called, and from where that was called.
+/// A number for the place: what called, and from where that was called. It is the same in each run of a program, wherever
+/// its libraries are mapped.
 pub(crate) fn hash(number: u64, callers: &Callers) -> u64 {
+    hash_words(number, callers.iter().flat_map(|caller| relative(*caller)))
+}
+
+/// The size of the range of code that an address ends an instruction of, and its place therein.
+fn relative(address: u64) -> [u64; 2] {
+    match code_ranges::containing(address.wrapping_sub(1), address) {
+        Some((start, end)) => [end - start, address - start],
+        None => [0, address],
+    }
+}
+
+fn hash_words(number: u64, words: impl Iterator<Item = u64>) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325_u64 ^ number;
-    let hash = callers.iter().fold(start, |hash, caller| {
-        let hash = (hash ^ caller).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = words.fold(start, |hash, word| {
+        let hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
         hash ^ hash >> 29
     });
     hash | 1

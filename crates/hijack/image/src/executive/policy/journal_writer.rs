@@ -7,7 +7,7 @@ use super::conditions::{Call, Facts};
 use super::table::{Policy, policy};
 use super::{call_stack, paths};
 use crate::capture::{ArgCapture, CONTROL, NAME, RESULT, extent, when};
-use crate::executive::abi::state::shared_page;
+use crate::executive::abi::state::journal;
 use crate::executive::abi::syscall::{EFAULT, EINTR, address, call};
 use crate::executive::abi::tsc::{since, ticks};
 use crate::executive::abi::user_memory;
@@ -45,7 +45,9 @@ pub(crate) fn begin(entry: &mut Entry, call: &Call, rule: &Rule, facts: &mut Fac
 
 /// Notes that a call is in no entry.
 pub(crate) fn lose() {
-    shared_page().journal.lost.fetch_add(1, Relaxed);
+    if let Some(journal) = journal() {
+        journal.lost.fetch_add(1, Relaxed);
+    }
 }
 
 /// Completes the entry of a call that was performed or answered, and writes it.
@@ -139,9 +141,8 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
             Ok([.., buffers, count]) => read_buffers(buffers, count, room),
             Err(error) => Err(error),
         },
-        // `msg_name` and `msg_namelen`, of four bytes, are the first and the second; `msg_control` and `msg_controllen` the fifth and
-        // the sixth.
-        // SAFETY: any bytes are valid integers.
+        // `msg_name` and `msg_namelen`, of four bytes, are the first and the second; `msg_control` and `msg_controllen`
+        // the fifth and the sixth. SAFETY: any bytes are valid integers.
         extent::CONTROL | extent::NAME => match unsafe { user_memory::read::<[u64; 6]>(from) } {
             Ok([name, length, ..]) if capture.extent == extent::NAME => {
                 read_at(name, length & 0xffff_ffff, room)
@@ -206,7 +207,7 @@ fn read_buffers(list: u64, count: u64, room: &mut [u8]) -> Result<usize, i64> {
 
 /// Writes an entry.
 pub(crate) fn write(entry: &Entry) {
-    let journal = &shared_page().journal;
+    let Some(journal) = journal() else { return };
     let mut pauses = 0;
     let (ticket, slot) = loop {
         let ticket = journal.next.load(Acquire);
@@ -225,6 +226,13 @@ pub(crate) fn write(entry: &Entry) {
             pauses += 1;
             // SAFETY: sleeps; what is left when a signal comes is not asked for.
             unsafe { call(nr::nanosleep, [address(&PAUSE), 0, 0, 0, 0, 0]) };
+        } else {
+            // Another thread has the ticket, unless a program has written nonsense there.
+            pauses += 1;
+            if pauses > PAUSES {
+                lose();
+                return;
+            }
         }
     };
     for (place, word) in slot.words.iter().zip(entry.words()) {

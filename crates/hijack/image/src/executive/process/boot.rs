@@ -4,39 +4,33 @@
 //! outcome at the signal with which this ends (see `orrery_boot`), and gives the thread its registers back. One stop for all of
 //! these calls: made one by one from outside, each of them would cost two.
 
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{SET_BYTES, SIGSYS, address, call, failed};
 use crate::executive::abi::tsc;
-use crate::executive::process::auxv;
+use crate::executive::process::{auxv, users};
+use crate::executive::signals::held_sigsys;
 use crate::nr;
 
 const PROT_READ: u64 = 1;
-const SHM_RDONLY: u64 = 0o10_000;
 const PR_SET_TIMERSLACK: u64 = 29;
 /// Nanoseconds by which timers may be late on purpose.
 const SHORTEST_SLACK: u64 = 1;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 
-/// Attaches the page, protects the image, takes SIGSYS, and arms dispatch: zero, or the error of what failed, which is undone then.
-/// `precise` says whether timers are to be; `stack` is the stack pointer that the program has.
-pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
+/// Attaches the shared memory, protects the image, takes SIGSYS, and arms dispatch: zero, or the error of what failed, which is undone
+/// then. `checked` says that the supervisor has looked as whom the program acts, else EACCES asks for that. `precise` says whether timers
+/// are to be; `stack` is the stack pointer that the program has.
+pub(crate) extern "C" fn boot(checked: u64, precise: u64, stack: u64) -> i64 {
     let config = &ORRERY_CONFIG;
+    let attached = users::attach(checked != 0);
+    if failed(attached) {
+        return attached;
+    }
     // SAFETY: memory that nobody uses yet; the calls change nothing of the program's.
     unsafe {
-        let page = call(nr::shmat, [segment, 0, 0, 0, 0, 0]);
-        if failed(page) {
-            return page;
-        }
-        config.shared_page.store(page.cast_unsigned(), Release);
-        let verdicts = call(nr::shmat, [config.verdicts_segment.load(Relaxed), 0, SHM_RDONLY, 0, 0, 0]);
-        if failed(verdicts) {
-            call(nr::shmdt, [page.cast_unsigned(), 0, 0, 0, 0, 0]);
-            return verdicts;
-        }
-        config.verdicts.store(verdicts.cast_unsigned(), Release);
         tsc::detect();
         let (image, length) = (config.image.load(Relaxed), config.image_length.load(Relaxed));
         let (code, code_length) = (config.code.load(Relaxed), config.code_length.load(Relaxed));
@@ -61,12 +55,10 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
             result = call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, code_length, 0, 0]);
         }
         if failed(result) {
-            call(nr::shmdt, [page.cast_unsigned(), 0, 0, 0, 0, 0]);
-            call(nr::shmdt, [verdicts.cast_unsigned(), 0, 0, 0, 0, 0]);
-        }
-        if failed(result) {
+            users::detach();
             return result;
         }
+        held_sigsys::set_blocked(config.sigsys_blocked.load(Relaxed) != 0);
         auxv::raise_min_stack_size(stack);
         0
     }

@@ -20,9 +20,9 @@ use crate::executive::abi::trampoline::{
 use crate::executive::abi::vfork_slots::{CLONE_ARGUMENTS, Slot};
 use crate::executive::abi::{thread_counters, user_memory, vfork_slots, work_areas};
 use crate::executive::memory::code_ranges;
-use crate::executive::process::unfollowed;
+use crate::executive::process::{program_filters, unfollowed, users};
 use crate::executive::services;
-use crate::executive::signals::sigaction;
+use crate::executive::signals::{held_sigsys, sigaction};
 use crate::nr;
 use crate::shared_page::Unfollowed;
 
@@ -49,12 +49,31 @@ fn try_to_arm() -> i64 {
 /// Whether a new thread or process may be made: where a filter of the program's keeps it from being armed, it would be under no policy.
 fn may_be_made() -> bool {
     // What this thread, which is armed, may do once more, its child may do.
-    let unarmed = ORRERY_CONFIG.filtered.load(Relaxed) != 0 && unfollowed::matters() && try_to_arm() != 0;
+    let unarmed = ORRERY_CONFIG.filtered.load(Relaxed) != 0
+        && unfollowed::matters()
+        && (program_filters::forbid_arming() || try_to_arm() != 0);
     !unarmed || unfollowed::may_run("a filter that it has installed keeps its children from the executive")
 }
 
+/// Takes SIGSYS and arms dispatch in a new process, unless that would end it: then it is not followed, which is counted.
+fn begin_child() {
+    if program_filters::forbid_arming() {
+        shared_page().unarmed.fetch_add(1, Relaxed);
+    } else {
+        sigaction::install();
+        arm();
+    }
+}
+
+/// Blocks the signals that a child must not get before it is armed.
+fn block_signals_of_child() {
+    if !program_filters::forbid_arming() {
+        block_signals();
+    }
+}
+
 /// Arms dispatch in the calling thread.
-pub(crate) fn arm() {
+fn arm() {
     if try_to_arm() != 0 {
         shared_page().unarmed.fetch_add(1, Relaxed);
     }
@@ -169,7 +188,8 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &C
     if let Err(error) = without_stack(&mut arguments, request, &mut words) {
         return error;
     }
-    block_signals();
+    let sigsys_blocked = held_sigsys::is_blocked();
+    block_signals_of_child();
     // SAFETY: what the program asked for; the child gets a copy of this stack.
     let result = unsafe { call(number, arguments) };
     core::hint::black_box(&words);
@@ -179,8 +199,9 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &C
         work_areas::free_in_child();
         services::in_forked_child(request.flags);
         thread_counters::reset_in_child();
-        sigaction::install();
-        arm();
+        held_sigsys::begin_in_child(sigsys_blocked);
+        begin_child();
+        users::in_forked_child(request.flags);
         if request.stack != 0 {
             context.registers.rsp = request.stack;
         }
@@ -198,7 +219,7 @@ fn with_stack(context: &Context, request: &CloneRequest) -> i64 {
     let extended = context.extended();
     services::before_sharing_memory(request.flags);
     thread_counters::before_thread(request.thread_pointer);
-    block_signals();
+    block_signals_of_child();
     // SAFETY: the registers are those of the call; the child's stack holds what is needed.
     unsafe { orrery_clone(&raw const context.registers, extended.address, extended.features) }
 }
@@ -219,16 +240,19 @@ fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &
         (*call).call = [number, a, b, c, d, e, f];
         (*call).stack = request.stack;
         (*call).own = context.registers.rsp;
+        (*call).sigsys_blocked = held_sigsys::is_blocked();
         services::before_vfork();
-        block_signals();
+        users::before_vfork();
+        block_signals_of_child();
         orrery_vfork(slot, &raw const (*call).call, vfork_slots::stack(slot))
     }
 }
 
 /// The child of a `vfork`, on the slot's stack.
 pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
-    sigaction::install();
-    arm();
+    // SAFETY: the slot is this thread's and its parent's, which waits.
+    held_sigsys::set_blocked(unsafe { (*vfork_slots::call(slot)).sigsys_blocked });
+    begin_child();
     // SAFETY: the copy is a whole frame, and the parent waits until the child does not need it any more.
     unsafe {
         let context = vfork_slots::context(slot);
@@ -244,6 +268,9 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
 /// Its parent, when the child has executed a program or ended.
 pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
     services::after_vfork();
+    users::after_vfork();
+    // In whose PID namespace that is, does not matter: it is the child's where they share one, and nobody's else.
+    held_sigsys::forget(result as u32);
     // SAFETY: the child is gone, so the stack below the program's pointer is free again.
     unsafe {
         let context = vfork_slots::context(slot);

@@ -10,12 +10,13 @@ use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::state::shared_page;
 use crate::executive::abi::supervisor::request;
 use crate::executive::abi::syscall::{
-    EPERM, SET_BYTES, SIGSYS, address, address_mut, block_signals, call, failed, set_mask,
+    EPERM, SET_BYTES, SIGSYS, SIGSYS_BIT, address, address_mut, block_signals, call, failed, set_mask,
 };
 use crate::executive::abi::thread_counters;
 use crate::executive::abi::tsc::ticks;
-use crate::executive::process::unfollowed;
+use crate::executive::process::{program_filters, unfollowed};
 use crate::executive::services;
+use crate::executive::signals::held_sigsys;
 use crate::nr;
 use crate::request_slots::{EXEC, EXEC_FAILED, YES};
 use crate::shared_page::Unfollowed;
@@ -54,9 +55,11 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
     services::before_clone_or_exec();
     let reason = if gains_privileges(status[MODE_AT], number, path) {
         Some(Unfollowed::Privileged)
+    } else if program_filters::forbid_arming() {
+        Some(Unfollowed::Filtered)
     } else {
         let mask = block_signals();
-        let answer = request_tracing(context.mask);
+        let answer = request_tracing(context.mask | if held_sigsys::is_blocked() { SIGSYS_BIT } else { 0 });
         if answer == Some(YES) {
             // SAFETY: what the program asked for.
             let result = unsafe { call(number, arguments) };

@@ -13,8 +13,9 @@ use crate::executive::memory::code_ranges::{add, forget, locked, overlaps};
 use crate::executive::memory::{saved_code, stub_pages};
 use crate::executive::policy::paths;
 use crate::executive::policy::table::{Policy, policy};
+use crate::executive::process::users;
+use crate::executive::signals::held_sigsys;
 use crate::policy::Text;
-use crate::shared_page::Verdicts;
 use crate::{glob, nr};
 
 /// The name of a file whose code may be named as caller.
@@ -61,8 +62,7 @@ fn is_ours(start: u64, end: u64) -> bool {
     let config = &ORRERY_CONFIG;
     let within = |first: u64, length: u64| first < end && start < first + length;
     within(config.image.load(Relaxed), config.image_length.load(Relaxed))
-        || within(config.shared_page.load(Relaxed), config.shared_page_length.load(Relaxed))
-        || within(config.verdicts.load(Relaxed), size_of::<Verdicts>() as u64)
+        || users::attached().into_iter().any(|(first, length)| within(first, length))
         || stub_pages::overlap(start, end)
         || vfork_slots::overlap(start, end)
         || work_areas::overlap(start, end)
@@ -95,8 +95,8 @@ pub(crate) fn treats(number: u64) -> bool {
 /// Calls that map, unmap or change mappings.
 #[inline(never)]
 pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
-    let attached = [&ORRERY_CONFIG.shared_page, &ORRERY_CONFIG.verdicts];
-    if number == nr::shmdt && attached.iter().any(|place| place.load(Relaxed) == arguments[0]) {
+    let is_attached = |(start, _): (u64, u64)| start == arguments[0] && start != 0;
+    if number == nr::shmdt && users::attached().into_iter().any(is_attached) {
         return -EINVAL;
     }
     if number == nr::shmat && arguments[2] & SHM_REMAP != 0 {
@@ -127,6 +127,7 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     let own = address(&spans);
     if number == nr::munmap && [own, stack].iter().all(|sp| (spans[0].0..spans[0].1).contains(sp)) {
         // The thread's last call but one: C libraries do this without stack, and then end the thread.
+        held_sigsys::forget_this_thread();
         // SAFETY: nothing of this stack is needed any more.
         unsafe { orrery_unmap_and_exit(arguments[0], arguments[1]) }
     }

@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
     Done,
     /// It cannot, and never will.
     Refused,
-    /// Somebody else is at it, or memory is short.
+    /// Another thread is at it, or memory is short.
     Later,
 }
 
@@ -63,7 +63,8 @@ pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
     code_ranges::try_locked(|| match code_ranges::containing(start, end) {
         // Another thread was faster: what is to be said about jump pads holds for one jump only.
         Some(_) if read() != code => Outcome::Later,
-        // Chosen under the lock: sites of paths that need larger stacks are restored under it when the program says that its own are small.
+        // Chosen under the lock: sites of paths that need larger stacks are restored under it when the program says
+        // that its own are small.
         Some(range) => match CallPath::of(&plan, made) {
             // SAFETY: the code is still mapped if it is on the list, which cannot change now.
             Some(path) => unsafe { jump(&plan, path, &code, end, range) },
@@ -115,10 +116,11 @@ enum CallPath {
     Function { number: u16, function: unsafe extern "C" fn() },
     /// By a trampoline, unless rules about paths can hold: then as by a function.
     Filtered { number: u16 },
-    /// By looking at the word at `answer`, where a service remembers what to return; by a function that asks if there is nothing.
+    /// By looking at the word at `answer`, where a service remembers what to return; by a function that asks if there
+    /// is nothing.
     CachedAnswer { number: u16, answer: u64 },
-    /// By a trampoline or a function if it is an ordinary call: only then is its number known. If not, `asked` finds out what it is,
-    /// or, in a program with small stacks, dispatch.
+    /// By a trampoline or a function if it is an ordinary call: only then is its number known. If not, `asked` finds
+    /// out what it is, or, in a program with small stacks, dispatch.
     AnyNumber { ask: bool },
 }
 

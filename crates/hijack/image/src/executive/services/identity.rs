@@ -1,7 +1,7 @@
 //! `getpid`, `gettid`, `getuid` and their like, answered from what was answered before.
 //!
-//! Only answers are remembered that cannot change unseen. All of them are numbers in registers: an answer that has to be
-//! written to the program's memory, so that a bad address gives EFAULT, costs more than the kernel's.
+//! Only answers are remembered that cannot change unseen. All of them are numbers in registers: an answer that has to
+//! be written to the program's memory, so that a bad address gives EFAULT, costs more than the kernel's.
 //!
 //! | answer | changes | seen by |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | `gettid` | between threads: remembered by processes that never had a second one | `process::clone` |
 //! | user and group numbers | by `setuid` and the like, for the calling thread alone; with the user namespace | [`step_of_change`] |
 //!
-//! Numbers of users are remembered only where the map of the user namespace was written already (the supervisor looks): until
-//! then they change when somebody else writes it. `getppid` (parents die), `getpgrp` and `getsid` (parents and children
-//! change them), `uname` and `getcwd` (anybody changes them) are never remembered.
+//! Numbers of users are remembered only where the map of the user namespace was written already (the supervisor looks):
+//! until then they change when another process writes it. `getppid` (parents die), `getpgrp` and `getsid` (parents and
+//! children change them), `uname` and `getcwd` (any process changes them) are never remembered.
 
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -36,8 +36,8 @@ const PID: usize = 0;
 const TID: usize = 1;
 const FIRST_USER: usize = 2;
 
-/// The highest byte says whether the lowest four hold an answer; between them is counted how often one was forgotten, so that
-/// one that was asked for before is not entered afterwards.
+/// The highest byte says whether the lowest four hold an answer; between them is counted how often one was forgotten,
+/// so that one that was asked for before is not entered afterwards.
 static ANSWERS: [AtomicU64; ASKED.len()] = [const { AtomicU64::new(0) }; ASKED.len()];
 const VALID: u64 = 1 << 56;
 const FORGOTTEN: u64 = 1 << 32;
@@ -56,7 +56,8 @@ const UNMAPPED: u64 = 1 << 35;
 /// Below: how many threads wait in a `vfork`.
 const VFORKS: u64 = THREADS - 1;
 
-/// What the kernel says where a number has none in this user namespace: the administrator may have it say something else.
+/// What the kernel says where a number has none in this user namespace: the administrator may have it say something
+/// else.
 const OVERFLOW: u32 = 65534;
 
 const CLONE_THREAD: u64 = 0x1_0000;

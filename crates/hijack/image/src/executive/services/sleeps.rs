@@ -8,15 +8,17 @@
 //!                         woken late by what waking takes here: the margin follows that
 //! ```
 //!
-//! Three things make a sleep late: the slack that the kernel may take to gather timers (50 us; the supervisor sets it to 1 ns
-//! for the program), what waking up takes (5 us on a busy CPU, 60 us on one that has gone to sleep), and those who run when
-//! the time has come ([`attributes`](super::attributes)). The margin covers the second: it is learned from how late earlier
-//! sleeps of the process woke, and bounded, as is what it costs: half of the sleep at most. Where others want the CPU it is kept
-//! short: a thread that uses more of the CPU is more likely to be preempted just when the time has come.
+//! Three things make a sleep late: the slack that the kernel may take to gather timers (50 us; the supervisor sets it
+//! to 1 ns for the program), what waking up takes (5 us on a busy CPU, 60 us on one that has gone to sleep), and those
+//! who run when the time has come ([`attributes`](super::attributes)). The margin covers the second: it is learned from
+//! how late earlier sleeps of the process woke, and bounded, as is what it costs: half of the sleep at most. Where
+//! others want the CPU it is kept short: a thread that uses more of the CPU is more likely to be preempted just when
+//! the time has come.
 //!
-//! All that the kernel promises holds: a signal whose handler returns ends the sleep with EINTR and the time that is left,
-//! whatever `SA_RESTART` says; one that is ignored, or stops the process, does not. While the clock is read, signals are
-//! blocked and looked for; if there is one, `ppoll` sleeps for the rest with the program's mask: it says whether a handler ran.
+//! All that the kernel promises holds: a signal whose handler returns ends the sleep with EINTR and the time that is
+//! left, without regard to `SA_RESTART`; one that is ignored, or stops the process, does not. While the clock is read,
+//! signals are blocked and looked for; if there is one, `ppoll` sleeps for the rest with the program's mask: it says
+//! whether a handler ran.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -109,7 +111,7 @@ impl Sleep {
             return None;
         }
         let absolute = flags & TIMER_ABSTIME != 0;
-        // Setting the clock does not change how long somebody sleeps.
+        // Setting the clock does not change how long a thread sleeps.
         let clock = if clock == REALTIME && !absolute { MONOTONIC } else { clock };
         let start = now(clock)?;
         // SAFETY: any bytes are valid integers.
@@ -139,8 +141,8 @@ impl Sleep {
         if failed(result) { self.ended_early(result, left) } else { result }
     }
 
-    /// The kernel's sleep, until the clock shows a time: its result, and what was left when a signal ended it. That is not
-    /// found out afterwards, since the handler has run by then.
+    /// The kernel's sleep, until the clock shows a time: its result, and what was left when a signal ended it. That is
+    /// not found out afterwards, since the handler has run by then.
     fn in_kernel(&self, until: i64) -> (i64, i64) {
         let (time, flags) = if self.absolute {
             (Time::new(until), TIMER_ABSTIME)

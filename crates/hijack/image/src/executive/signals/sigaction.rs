@@ -2,7 +2,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::config::{Action, SA_RESETHAND, SA_RESTORER};
+use super::held_sigsys;
+use crate::config::{Action, SA_NODEFER, SA_RESETHAND, SA_RESTART, SA_RESTORER};
 use crate::executive::abi::signal_frame::{Context, Info};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{
@@ -30,10 +31,31 @@ const SI_QUEUE: i32 = -1;
 const SYS_SECCOMP: i32 = 1;
 
 /// Puts the executive's handler in force.
+///
+/// A SIGSYS that arrives where it is blocked, or ignored, is to interrupt no call; one that a handler of the program's
+/// gets, as the program has said.
 pub(crate) fn install() {
+    let flags = &ORRERY_CONFIG.action.flags;
+    let ends_calls = has_handler() && WANTED.flags.load(Relaxed) & SA_RESTART == 0;
+    if ends_calls && !held_sigsys::is_blocked_somewhere() {
+        flags.fetch_and(!SA_RESTART, Relaxed);
+    } else {
+        flags.fetch_or(SA_RESTART, Relaxed);
+    }
     // SAFETY: the action names functions of this image.
     unsafe {
         call(nr::rt_sigaction, [SIGSYS, address(&ORRERY_CONFIG.action), 0, SET_BYTES, 0, 0]);
+    }
+}
+
+fn has_handler() -> bool {
+    WANTED.handler.load(Relaxed) > SIG_IGN
+}
+
+/// Some thread has SIGSYS blocked now, and none had, or the other way around.
+pub(crate) fn blocked_somewhere_has_changed() {
+    if has_handler() && WANTED.flags.load(Relaxed) & SA_RESTART == 0 {
+        install();
     }
 }
 
@@ -85,6 +107,10 @@ fn remember(new: Option<[u64; 4]>, old: u64) -> i64 {
         for (field, value) in fields.into_iter().zip(new) {
             field.store(value, Relaxed);
         }
+        if new[0] == SIG_IGN {
+            held_sigsys::discard();
+        }
+        install();
     }
     if old != 0 {
         // SAFETY: the program asked for the old action there.
@@ -95,7 +121,7 @@ fn remember(new: Option<[u64; 4]>, old: u64) -> i64 {
     0
 }
 
-/// A SIGSYS that is not about a dispatched call: sent by somebody, or by a filter of the program's own.
+/// A SIGSYS that is not about a dispatched call: sent by a process, or by a filter of the program's own.
 ///
 /// # Safety
 /// Both are what the kernel gave to the handler.
@@ -110,8 +136,13 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
         // The supervisor that this was for is gone.
         return;
     }
+    // SAFETY: by the caller.
+    if code != SYS_SECCOMP && unsafe { held_sigsys::keep(info) } {
+        return;
+    }
     let handler = WANTED.handler.load(Relaxed);
-    if handler == SIG_DFL || (handler == SIG_IGN && code == SYS_SECCOMP) {
+    let forced = code == SYS_SECCOMP && (handler == SIG_IGN || held_sigsys::is_blocked());
+    if handler == SIG_DFL || forced {
         let default = [0_u64; 4];
         // SAFETY: restores the default, which ends the program, as it does without executive.
         unsafe {
@@ -126,6 +157,10 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
     }
     if WANTED.flags.load(Relaxed) & SA_RESETHAND != 0 {
         WANTED.handler.store(SIG_DFL, Relaxed);
+    }
+    if WANTED.flags.load(Relaxed) & SA_NODEFER == 0 || WANTED.mask.load(Relaxed) & SIGSYS_BIT != 0 {
+        // Until the handler returns, with a frame that says it is not.
+        held_sigsys::set_blocked(true);
     }
     set_mask((mask | WANTED.mask.load(Relaxed)) & !SIGSYS_BIT);
     if WANTED.flags.load(Relaxed) & SA_RESTORER != 0 {

@@ -1,14 +1,14 @@
 //! Signal masks without SIGSYS.
 //!
-//! The kernel ends a thread whose dispatched call finds SIGSYS blocked. So the program may block it as often as it
-//! likes, and finds it unblocked.
+//! The kernel ends a thread whose dispatched call finds SIGSYS blocked. So it never is, and who has blocked it is remembered by
+//! `held_sigsys`.
 
-use super::sigaction;
+use super::{held_sigsys, sigaction};
 use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::executive::abi::signal_frame::{AlternateStack, Context, Progress};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{
-    EINVAL, EPERM, SET_BYTES, SIGSYS_BIT, address, block_signals, call, set_mask,
+    EINVAL, EPERM, SET_BYTES, SIGSYS_BIT, address, block_signals, call, failed, set_mask,
 };
 use crate::executive::abi::trampoline;
 use crate::executive::abi::user_memory;
@@ -20,10 +20,15 @@ use core::sync::atomic::Ordering::Relaxed;
 const SIG_BLOCK: u64 = 0;
 const SIG_UNBLOCK: u64 = 1;
 const SIG_SETMASK: u64 = 2;
-/// SIGKILL, SIGSTOP, and ours.
-const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18 | SIGSYS_BIT;
+/// SIGKILL and SIGSTOP.
+const UNBLOCKABLE: u64 = 1 << 8 | 1 << 18;
 
-/// What `rt_sigprocmask` makes of a mask. The rest of its work is done on return, when the mask is put in force.
+/// SIGSYS in the mask of the calling thread, as the program has it.
+fn sigsys_bit() -> u64 {
+    if held_sigsys::is_blocked() { SIGSYS_BIT } else { 0 }
+}
+
+/// What `rt_sigprocmask` makes of a mask, in which SIGSYS is as the program has it. The rest of its work is done on return, when the mask is put in force.
 pub(crate) fn changed(mask: u64, how: u64, set: u64) -> Option<u64> {
     let mask = match how {
         SIG_BLOCK => mask | set,
@@ -31,7 +36,7 @@ pub(crate) fn changed(mask: u64, how: u64, set: u64) -> Option<u64> {
         SIG_SETMASK => set,
         _ => return None,
     };
-    Some(mask & !NEVER_BLOCKED)
+    Some(mask & !UNBLOCKABLE)
 }
 
 /// `rt_sigprocmask`.
@@ -41,7 +46,8 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
     if size != SET_BYTES {
         return -EINVAL;
     }
-    let before = context.mask;
+    let before = context.mask | sigsys_bit();
+    let mut after = before;
     if set != 0 {
         let set = match user_memory::read_word(set) {
             Ok(set) => set,
@@ -49,36 +55,87 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
         };
         // The kernel reads an `int`.
         match changed(before, how & 0xffff_ffff, set) {
-            Some(mask) => context.mask = mask,
+            Some(mask) => after = mask,
             None => return -EINVAL,
         }
     }
+    context.mask = after & !SIGSYS_BIT;
+    if (before ^ after) & SIGSYS_BIT != 0 {
+        held_sigsys::set_blocked(after & SIGSYS_BIT != 0);
+    }
+    let mut result = 0;
     if old != 0 {
         // SAFETY: the program asked for its old mask there.
         if let Err(error) = unsafe { user_memory::write(old, before) } {
-            return error;
+            result = error;
         }
     }
-    0
+    if before & !after & SIGSYS_BIT != 0 {
+        // It arrives when the mask is put in force.
+        held_sigsys::release_with_next_mask();
+    }
+    result
 }
 
 /// `rt_sigprocmask`, where the mask in force is the program's: from a rewritten site.
 #[inline(never)]
-pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
-    let [how, set, _, size, ..] = arguments;
+pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
+    let [how, set, old, size, ..] = arguments;
     let mut mask = 0;
-    if set != 0 && size == SET_BYTES && how & 0xffff_ffff != SIG_UNBLOCK {
+    let (mut before, mut after) = (0, 0);
+    if size == SET_BYTES && (set != 0 || held_sigsys::is_blocked_somewhere()) {
+        before = sigsys_bit();
+        after = before;
+    }
+    if set != 0 && size == SET_BYTES {
         // SAFETY: any eight bytes are a valid word.
         match unsafe { user_memory::read_beside::<u64>(stack, set) } {
-            Ok(found) => mask = found & !SIGSYS_BIT,
+            Ok(found) => {
+                mask = found & !SIGSYS_BIT;
+                after = changed(before, how & 0xffff_ffff, found).map_or(before, |mask| mask & SIGSYS_BIT);
+            }
             Err(error) => return error,
         }
         arguments[1] = address(&mask);
     }
+    if after & !before != 0 {
+        held_sigsys::set_blocked(true);
+    }
     // SAFETY: what the program asked for, with a copy of its mask.
-    let result = unsafe { call(nr::rt_sigprocmask, arguments) };
+    let mut result = unsafe { call(nr::rt_sigprocmask, arguments) };
     core::hint::black_box(&mask);
+    if before != 0 && old != 0 && !failed(result) {
+        result = add_sigsys(old, stack);
+    }
+    if before & !after != 0 {
+        held_sigsys::set_blocked(false);
+        // SAFETY: the caller's, for what has become of the call: it is made, where a handler looks.
+        unsafe { (*progress).made(result) };
+        held_sigsys::release();
+    }
     result
+}
+
+/// Adds SIGSYS to a set that the kernel has written for the program.
+fn add_sigsys(set: u64, stack: u64) -> i64 {
+    // SAFETY: any eight bytes are a valid word; the program asked for a set there.
+    let added = unsafe {
+        user_memory::read_beside::<u64>(stack, set)
+            .and_then(|found| user_memory::write_beside(stack, set, found | SIGSYS_BIT))
+    };
+    added.err().unwrap_or(0)
+}
+
+/// `rt_sigpending`.
+#[inline(never)]
+pub(crate) fn rt_sigpending(arguments: [u64; 6], stack: u64) -> i64 {
+    let [set, size, ..] = arguments;
+    // SAFETY: what the program asked for.
+    let result = unsafe { call(nr::rt_sigpending, arguments) };
+    if failed(result) || size != SET_BYTES || !held_sigsys::is_pending() {
+        return result;
+    }
+    add_sigsys(set, stack)
 }
 
 /// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.
@@ -102,6 +159,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
     let indirect = extended || matches!(number, nr::pselect6 | nr::io_pgetevents);
     let mut copy = Sized { mask: 0, rest: [0; 2] };
     let mut mask = 0;
+    let mut sigsys_blocked = None;
     let pointer = arguments[index];
     if pointer != 0 {
         // Where something cannot be read, the kernel is asked as it was, and says so.
@@ -128,20 +186,38 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
         if place != 0
             // SAFETY: any eight bytes are a valid word.
             && let Ok(found) = unsafe { user_memory::read_beside::<u64>(stack, place) }
-            && found & SIGSYS_BIT != 0
         {
-            mask = found & !SIGSYS_BIT;
-            if indirect {
-                copy.mask = address(&mask);
-                arguments[index] = address(&copy);
-            } else {
-                arguments[index] = address(&mask);
+            sigsys_blocked = Some(found & SIGSYS_BIT != 0);
+            if found & SIGSYS_BIT != 0 {
+                mask = found & !SIGSYS_BIT;
+                if indirect {
+                    copy.mask = address(&mask);
+                    arguments[index] = address(&copy);
+                } else {
+                    arguments[index] = address(&mask);
+                }
             }
+        }
+    }
+    let before = held_sigsys::is_blocked();
+    let differs = sigsys_blocked.filter(|during| *during != before);
+    let mut own_mask = None;
+    if let Some(during) = differs {
+        held_sigsys::set_blocked(during);
+        if !during {
+            // It arrives during the call, which it ends.
+            own_mask = held_sigsys::release_with_next_mask();
         }
     }
     // SAFETY: what the program asked for, with a copy of its mask that lives until the call returns.
     let result = unsafe { trampoline::orrery_perform(number, &raw const arguments, progress) };
     core::hint::black_box((&mask, &copy));
+    if differs.is_some() {
+        held_sigsys::set_blocked(before);
+    }
+    if let Some(mask) = own_mask {
+        set_mask(mask);
+    }
     result
 }
 
@@ -225,6 +301,15 @@ fn use_alternate_stacks() {
     }
 }
 
+/// Called by thunks where some thread has SIGSYS blocked, with the kernel's frame: has the mask in it be the program's.
+pub(crate) extern "C" fn show_sigsys(frame: *mut u64) {
+    // SAFETY: the kernel's frame, behind its return address.
+    unsafe {
+        let context = frame.add(1).cast::<Context>();
+        (*context).mask |= sigsys_bit();
+    }
+}
+
 /// `rt_sigreturn`: from the frame that the program's stack pointer says, on which the kernel then acts.
 #[inline(never)]
 pub(crate) fn rt_sigreturn(context: &Context) -> ! {
@@ -235,8 +320,13 @@ pub(crate) fn rt_sigreturn(context: &Context) -> ! {
         core::ptr::with_exposed_provenance_mut::<u64>(frame as usize + core::mem::offset_of!(Context, mask));
     // SAFETY: the frame is there, or the access faults as that of the kernel would.
     unsafe {
-        if mask.read_unaligned() & SIGSYS_BIT != 0 {
+        let sigsys_blocked = mask.read_unaligned() & SIGSYS_BIT != 0;
+        if sigsys_blocked {
             mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
+        }
+        held_sigsys::set_blocked(sigsys_blocked);
+        if !sigsys_blocked {
+            held_sigsys::release_with_next_mask();
         }
         trampoline::orrery_sigreturn_at(frame)
     }
@@ -248,7 +338,7 @@ mod tests {
 
     #[test]
     fn masks_never_hold_what_cannot_be_blocked() {
-        assert_eq!(changed(0, SIG_SETMASK, !0), Some(!NEVER_BLOCKED));
+        assert_eq!(changed(0, SIG_SETMASK, !0), Some(!UNBLOCKABLE));
         assert_eq!(changed(0b11, SIG_BLOCK, 0b100), Some(0b111));
         assert_eq!(changed(0b11, SIG_UNBLOCK, 0b1), Some(0b10));
         assert_eq!(changed(0, 3, 0), None);

@@ -72,6 +72,14 @@ orrery_clone:
     ret
 # The child: arms dispatch, sets the handler (it may have asked for none) and its mask, goes on.
 4:
+    # Where a filter would end it for that, it only counts itself.
+    movzx ecx, byte ptr [rip + {config} + {arming_forbidden}]
+    jrcxz 8f
+    mov rcx, [rip + {config}]
+    lock inc qword ptr [rcx + {unarmed}]
+    mov eax, 0
+    jmp qword ptr [rsp - 8]
+8:
     lea rsp, [rsp - 16]
     push rdi
     push rsi

@@ -19,6 +19,22 @@ orrery_handle:
     movzx eax, al
     lea rcx, [rip + {handlers}]
     mov r12, [rcx + rax * 8]
+    cmp dword ptr [rip + {sigsys_blocked}], 0
+    je 4f
+    mov ebx, edi
+    mov r13, rsi
+    mov r14, rdx
+    mov r15, rbp
+    mov rdi, rsp
+    lea rsp, [rsp - 8]
+    mov ebp, 0
+    call {show_sigsys}
+    lea rsp, [rsp + 8]
+    mov rbp, r15
+    mov edi, ebx
+    mov rsi, r13
+    mov rdx, r14
+4:
     mov rcx, [rsp + {interrupted}]
     mov rax, rcx
     sub rax, [rip + {config} + {code}]

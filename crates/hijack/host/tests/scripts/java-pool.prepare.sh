@@ -1,0 +1,1 @@
+javac -d "$CACHE" "$PROGRAMS/Pool.java"
