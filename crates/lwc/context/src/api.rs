@@ -28,7 +28,7 @@ use crate::types::{Arrival, Context, Created, Forked, Start};
 /// The number of the root's descriptor, the same in every context ([`root`]).
 pub const ROOT: RawFd = state::WELL_KNOWN;
 
-/// Creates a context, which begins with `entry` when somebody first switches to it.
+/// Creates a context, which begins with `entry` at the first switch to it.
 ///
 /// `entry` cannot return, for there is nowhere to return to. It switches, or exits, which ends the program.
 ///
@@ -117,7 +117,8 @@ impl Context {
         held(descriptor)?.named_or_adopted(descriptor)
     }
 
-    /// Switches there, with a value and at most [`ROOM`](crate::ROOM) bytes. Returns when control comes back, whoever returns it.
+    /// Switches there, with a value and at most [`ROOM`](crate::ROOM) bytes. Returns when control comes back, from any
+    /// context.
     ///
     /// # Errors
     /// [`Error::Gone`] where the context has ended before, [`Error::Died`] where it died meanwhile,
@@ -137,7 +138,7 @@ impl Context {
         }
     }
 
-    /// The same, but not for longer than `limit`: whoever has control then is killed.
+    /// The same, but not for longer than `limit`: the context that has control then is killed.
     ///
     /// # Errors
     /// Those of [`Context::switch`]; [`Error::TimedOut`]; [`Error::RootLimit`] where this is the root.
@@ -194,8 +195,8 @@ impl Context {
     /// Lets the system call go on in which that context is stopped, with its own arguments. Returns when control comes
     /// back.
     ///
-    /// **What its pointers point to may have changed since it was looked at**, where anybody else can write there:
-    /// threads and processes that the context started, and whoever shares that memory. Decide by values alone, or make
+    /// **What its pointers point to may have changed since it was looked at**, where others can write there:
+    /// threads and processes that the context started, and all that share that memory. Decide by values alone, or make
     /// the call yourself.
     ///
     /// # Errors
@@ -206,7 +207,7 @@ impl Context {
         slow::answer(&mut state, slot, Answer::GoesOn, None)
     }
 
-    /// Puts a descriptor into the context that is stopped in a system call, which can be told its number there by
+    /// Puts a descriptor into the context that is stopped in a system call, which can be given its number there by
     /// answering with it.
     ///
     /// # Errors
@@ -300,7 +301,7 @@ impl Context {
     /// (it is closed to debuggers, and the caller no superuser), or its credentials not taken on.
     ///
     /// # Safety
-    /// The call may do to either context whatever such a call can do, to memory for instance.
+    /// The call may do to either context all that such a call can do, to memory for instance.
     pub unsafe fn syscall(self, own: FromCaller, number: u32, arguments: [u64; 6]) -> Result<i64> {
         let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
@@ -329,8 +330,8 @@ impl Context {
         overlay::restrict(&mut state, slot, keep)
     }
 
-    /// Closes the descriptor. The context ends if nobody else holds one. The root does not, but parked, and named by nobody
-    /// except by its number ([`ROOT`]), it holds nobody any more: its own descriptors of contexts are closed.
+    /// Closes the descriptor. The context ends if nobody else holds one. The root does not, but parked, and named by
+    /// nobody except by its number ([`ROOT`]), it holds nobody any more: its own descriptors of contexts are closed.
     ///
     /// # Errors
     /// [`Error::NoContext`].
@@ -364,8 +365,8 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
     overlay::undo(&mut state, range)
 }
 
-/// Control has come, with `arrival`: sends the calling thread the signals that the root has had and this context has not.
-/// Handlers run without the turn at the state, so that they may use contexts as any code may.
+/// Control has come, with `arrival`: sends the calling thread the signals that the root has had and this context has
+/// not. Handlers run without the turn at the state, so that they may use contexts as any code may.
 #[cold]
 fn deliver_signals<T>(mut state: state_lock::Held, arrival: T) -> T {
     let (program, me) = (state.program, state.me);

@@ -48,9 +48,7 @@ pub enum Error {
         descriptor: i32,
     },
     /// The context is the calling one.
-    #[error(
-        "descriptor {descriptor} names the calling context itself: whoever has control need not switch to it"
-    )]
+    #[error("descriptor {descriptor} names the calling context itself, which has control already")]
     Itself {
         /// The descriptor.
         descriptor: i32,
@@ -69,8 +67,8 @@ pub enum Error {
         /// How it died.
         end: End,
     },
-    /// The context that had control died, and so did the one that had switched to it: told to the next one in the row
-    /// of those that wait.
+    /// The context that had control died, and so did the one that had switched to it: reported to the next one in the
+    /// row of those that wait.
     #[error("the context that had control died, and so did the one that waited for it")]
     Orphaned,
     /// Control did not come back in time; the context that had it was killed.

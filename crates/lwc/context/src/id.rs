@@ -1,4 +1,4 @@
-//! Names that only those know who were told: by them, the copies of two contexts that knew each other find each other
+//! Secret names of contexts: by them, the copies of two contexts that knew each other find each other
 //! again ([`crate::fork::context_copy`]).
 
 use crate::error::{Error, Result};
@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 pub(crate) struct Id(pub(crate) [u8; 16]);
 
 impl Id {
-    /// Nobody's.
+    /// The name of no context.
     pub(crate) const NONE: Self = Self([0; 16]);
 
-    /// One that nobody has.
+    /// Makes a new one.
     pub(crate) fn new() -> Result<Self> {
         let mut bytes = [0; 16];
         let got = rustix::io::retry_on_intr(|| {

@@ -39,8 +39,8 @@
 //!   follows its caller's CPU.
 //! - A context in which a logical thread is parked can give out parts of its memory when asked, or turn them into
 //!   shared memory.
-//! - Whoever waits for the one that has control notices its death, and gets control back together with an error. Where
-//!   that one is dead, too, the one that waits for it does, and so on; the root in the end.
+//! - A context that waits for the one that has control notices its death, and gets control back together with an error.
+//!   Where that one is dead, too, the one that waits for it does, and so on; the root in the end.
 //!
 //! The **root** is the program's own process. It is the kernel's parent of all contexts, whoever created them, but
 //! gives them no exit signal, so that no wait(2) of the program sees them (`__WCLONE` in waitpid(2)). It ends when any
@@ -52,15 +52,15 @@
 //! Each (thread, context) pair has a kernel thread in the context's process, with registers, stack and thread-local
 //! storage of its own, and a place at which it is called. The root's are the program's own threads. A new context has a
 //! *counterpart* of each other thread that its creator has; how it comes by them, and what they begin with, is in
-//! `still.rs`. So threads switch independently, several may be in one context, and the counterparts of one thread never
-//! run at the same time. A thread that did not exist in the creator gets [`Error::NoThread`].
+//! `threads/stop_threads.rs`. So threads switch independently, several may be in one context, and the counterparts of
+//! one thread never run at the same time. A thread that did not exist in the creator gets [`Error::NoThread`].
 //!
 //! A thread that ends where it began ends everywhere. One that ends in another context is an error of the switch that
 //! waits for it ([`Error::ThreadEnded`]); other contexts keep their counterparts. A time limit kills the context, and
-//! so concerns all threads in it: each is told.
+//! so concerns all threads in it: each gets the error.
 //!
-//! The threads of a context take turns at what the library knows there (`turn.rs`), and release it while they wait for
-//! another context: no wait for another context ever holds up a context's other threads.
+//! The threads of a context take turns at what the library knows there (`threads/state_lock.rs`), and release it while
+//! they wait for another context: no wait for another context ever holds up a context's other threads.
 //!
 //! # Names and rights
 //!

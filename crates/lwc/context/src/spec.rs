@@ -101,9 +101,9 @@ impl Spec {
         self
     }
 
-    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`): what is sent
-    /// to the process group at once, what is sent to the program, and so to the root alone, when control next comes
-    /// there. For that the handlers that the root has are wrapped when it creates the context.
+    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`): what is
+    /// sent to the process group at once, what is sent to the program, and so to the root alone, when control next
+    /// comes there. For that the handlers that the root has are wrapped when it creates the context.
     #[must_use]
     pub fn shared_signals(mut self, yes: bool) -> Self {
         self.shared_signals = yes;
@@ -137,7 +137,7 @@ impl Spec {
     }
 
     /// The new context may not make these system calls: they fail with EPERM, or are trapped ([`Spec::trap`]). That
-    /// holds for whatever it starts, too, and no program that it executes gains privileges (`no_new_privs` in
+    /// holds for all that it starts, too, and no program that it executes gains privileges (`no_new_privs` in
     /// prctl(2)).
     ///
     /// Without what it takes to wait for control and to end itself (futex(2), poll(2), exit(2) and the like) no context

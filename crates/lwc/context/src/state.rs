@@ -122,7 +122,7 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
-    /// Whether we are isolated: we, or somebody whose copy we are.
+    /// Whether we are isolated: we, or a context whose copy we are.
     pub(crate) isolated: bool,
     /// Whether we may move others, as far as is known.
     pub(crate) may_place: bool,
@@ -242,7 +242,7 @@ impl State {
     }
 
     /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
-    /// meanwhile, unless somebody else has its name now. What was noted is over with that.
+    /// meanwhile, unless another context has its name now. What was noted is over with that.
     pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
         let caller = self.call_state().caller.take();
         caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
@@ -401,7 +401,7 @@ impl State {
         }
     }
 
-    /// A peer whose descriptor the program closed behind our back, as it shows when somebody else has the number.
+    /// A peer whose descriptor the program closed behind our back, as it shows when the number names something else.
     fn forget_replaced(&mut self, number: RawFd) {
         for place in &mut self.peers {
             if place.as_ref().is_some_and(|peer| peer.fd.as_raw_fd() == number)
@@ -616,7 +616,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The program may have closed it, and the number be somebody else's.
+        // The program may have closed it, and the number may name something else.
         if self.is_intact() {
             // SAFETY: it is dropped here alone.
             unsafe { ManuallyDrop::drop(&mut self.fd) };

@@ -3,6 +3,8 @@
 pub(crate) mod cpu;
 pub(crate) mod fast;
 pub(crate) mod loan;
+#[cfg(test)]
+mod model;
 pub(crate) mod park;
 pub(crate) mod priority;
 pub(crate) mod slow;

@@ -43,7 +43,7 @@ pub struct Start {
 pub enum Created {
     /// In the creator.
     Creator(Context),
-    /// In the new context, when somebody switches to it for the first time.
+    /// In the new context, when a context switches to it for the first time.
     Context(Start),
 }
 

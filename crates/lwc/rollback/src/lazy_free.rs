@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use orrery_memory::{PAGE, PageRange};
 
-/// Ranges that can be told apart; with more, all memory is taken for marked.
+/// Ranges that can be distinguished; with more, all memory is taken for marked.
 const MOST: usize = 256;
 
 /// The ranges of the present run. It lies in the arena.

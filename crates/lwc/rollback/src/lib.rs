@@ -21,12 +21,12 @@
 //! Registers, all private memory, mappings, the program break; descriptors (new ones closed, lost ones back, flags, and
 //! offsets of regular files, save standard output's and error's); signal dispositions, mask and alternate stack,
 //! pending signals; timers; working directory, umask, resource limits, priority, thread name and the like; threads and,
-//! unless told otherwise, child processes.
+//! unless configured otherwise, child processes.
 //!
 //! # What Rust code must not rely on
 //!
 //! [`Rollback::run`] is a safe function by an assumption: **no safe code of the program believes in state that lies
-//! outside of what a rollback restores, and that it shares with somebody who goes on.** Memory goes back, the other
+//! outside of what a rollback restores, and that it shares with others that go on.** Memory goes back, the other
 //! side does not. So a closure must not use the rings of an io_uring(7), nor the heads and locks of shared memory that
 //! another process uses, where their other half lies in private memory; a wrapper that is safe by itself may then free
 //! or reuse what the kernel or the other process still writes to. Make such things inside the closure and drop them

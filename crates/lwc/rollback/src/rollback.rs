@@ -66,8 +66,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// What becomes of child processes; killed, unless told otherwise. Counts when the process sets rollback up for the
-    /// first time, as do all settings but the limits.
+    /// What becomes of child processes; killed, unless configured otherwise. Counts when the process sets rollback up
+    /// for the first time, as do all settings but the limits.
     pub fn children(mut self, policy: Children) -> Self {
         self.children = policy;
         self
@@ -137,8 +137,8 @@ impl Rollback {
     /// Runs `closure` on this thread and undoes all that it did to the process, however it ends.
     ///
     /// State is captured when this is called: what the program does between two runs stays. The process must have one
-    /// thread, or the others must be at [`safe_point`](crate::safe_point)s. What the closure returns or drops goes with its memory:
-    /// results leave through a [`KeptBuffer`](crate::KeptBuffer).
+    /// thread, or the others must be at [`safe_point`](crate::safe_point)s. What the closure returns or drops goes with
+    /// its memory: results leave through a [`KeptBuffer`](crate::KeptBuffer).
     ///
     /// What safe code may not rely on in a closure is in the crate's documentation: [What Rust code must not rely
     /// on](crate#what-rust-code-must-not-rely-on).
@@ -209,7 +209,7 @@ impl Rollback {
     ///     |last| {
     ///         if let Some(outcome) = last {
     ///             answers.push(&[if outcome == Outcome::TimedOut { b'T' } else { b'R' }]).unwrap();
-    ///         } // Whoever waits long is not at fault.
+    ///         } // A long wait is no fault.
     ///         std::thread::sleep(Duration::from_millis(40));
     ///         let count = answers.bytes().len();
     ///         if count == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(count) }
@@ -253,7 +253,7 @@ impl Rollback {
         self.limits.memory = bytes;
     }
 
-    /// Leaves descriptor `fd` alone in all runs from now on, whatever is open there: neither closed nor brought back.
+    /// Leaves descriptor `fd` alone in all runs from now on, open or not: neither closed nor brought back.
     ///
     /// # Errors
     /// Those that [`Rollback::run`] gives before it runs.

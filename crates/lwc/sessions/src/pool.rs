@@ -319,7 +319,7 @@ impl Pool {
             None => context.switch(order.word(), &[]),
         };
         match switched {
-            // Whoever else this is has no business here, and nor has a member that says nonsense.
+            // Other processes have no business here, and nor has a member that sends nonsense.
             Ok(arrival) if arrival.caller == context => {
                 Report::of(arrival.word).ok_or(Silence::Now(Ended::Lost))
             }

@@ -74,7 +74,7 @@ impl CallBuffer {
             return Err(Errno::BADMSG);
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no mapping.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }?;
         // SAFETY: advice about our own mapping that changes no contents.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use orrery_domain::gate::{Face, Partner};
-use orrery_domain::watch::{Ear, Watcher, last_errno};
+use orrery_domain::watch::{EventSource, Watcher, last_errno};
 use orrery_sys::signals;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -204,7 +204,7 @@ impl State {
             if asked {
                 match self.receive() {
                     Ok(None) => return self.end_spare(),
-                    Ok(Some(arrival)) => self.heed(keeper, &arrival),
+                    Ok(Some(arrival)) => self.handle_arrival(keeper, &arrival),
                     // Taken by a keeper that we replace, or out of descriptors: then the request is gone, and who sent
                     // it finds its socket closed.
                     Err(Errno::AGAIN | Errno::INTR) => {}
@@ -225,7 +225,7 @@ impl State {
         Ok(arrival)
     }
 
-    fn heed<K: VaultService>(&mut self, keeper: &mut K, arrival: &message::Arrival) {
+    fn handle_arrival<K: VaultService>(&mut self, keeper: &mut K, arrival: &message::Arrival) {
         let answer_to = arrival.answer_to.as_ref();
         let request = arrival.bytes.as_deref().ok_or(Errno::MSGSIZE);
         let request = request.and_then(|bytes| Request::decode(bytes).ok_or(Errno::BADMSG));
@@ -347,9 +347,10 @@ impl State {
         let heard = line.twin().heard();
         let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(&socket).as_raw_fd(), line.mark())
             .map_err(|_| Errno::NOMEM)?;
-        let ear = Ear { fd: socket.as_raw_fd(), heed: leave, with: std::ptr::null(), glance: None };
+        let source =
+            EventSource { fd: socket.as_raw_fd(), on_readable: leave, with: std::ptr::null(), on_idle: None };
         // SAFETY: `leave` makes one system call and does not return.
-        unsafe { watcher.listen(ear) };
+        unsafe { watcher.listen(source) };
         watcher.start()?;
         let own = myself()?;
         message::answer(Some(&socket), Ok(&[]), &[memory.as_fd(), own.as_fd()]);

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!     return address
-//!     rbp rbx r12 r13 r14 r15      <- the stack pointer that is told
-//!     ...                          whatever runs below meanwhile
+//!     rbp rbx r12 r13 r14 r15      <- the stack pointer that is reported
+//!     ...                          frames of what runs meanwhile
 //! ```
 
 use std::arch::naked_asm;
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn hold_still(
     )
 }
 
-/// Makes a thread (clone(2)) that returns 1 from where `stack` was told of. Gives its number, or an error below 0.
+/// Makes a thread (clone(2)) that returns 1 from where `stack` was reported. Gives its number, or an error below 0.
 ///
 /// # Safety
 /// Nobody else uses that stack, and the flags and addresses make a thread of it.
@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn with_landing(
     )
 }
 
-/// Leaves everything behind, and returns 1 from the [`with_landing`] that told of `stack`.
+/// Leaves everything behind, and returns 1 from the [`with_landing`] that reported `stack`.
 ///
 /// # Safety
 /// That call is under way on this very stack.

@@ -63,7 +63,7 @@ impl Identity {
 
     fn restore(&self) -> rustix::io::Result<()> {
         set_all(Sysno::setresuid, self.users[0], self.users[1], self.users[2])?;
-        // Whatever is permitted; it still is.
+        // All that is permitted stays so.
         set_effective(u64::MAX)?;
         set_all(Sysno::setresgid, self.groups[0], self.groups[1], self.groups[2])?;
         set_groups(&self.others)?;

@@ -2,9 +2,9 @@
 //!
 //! A kernel has them per thread, and no two processes have the same. So each of those who share them says what it
 //! changed before it releases control, in memory that those who share them share, and each takes on what was said
-//! before it goes on. Since a thread is in one context at a time, it meets the same credentials in all of them. Whoever
-//! shares them could reach by itself whatever the others did step by step: users and groups are chosen among those that
-//! one has.
+//! before it goes on. Since a thread is in one context at a time, it meets the same credentials in all of them. A
+//! context that shares them could reach by itself all that the others did step by step: users and groups are chosen
+//! among those that one has.
 //!
 //! Shared are real, effective and saved user and group, the list of groups, and the capability sets (permitted,
 //! effective, inheritable: those of a thread, as the kernel has them). **One that cannot take on what the others have
@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::exit::kill_self;
 use crate::threads::per_thread::entry;
 
-/// How many groups somebody is in at most (`NGROUPS_MAX`).
+/// How many groups a process is in at most (`NGROUPS_MAX`).
 const MOST_GROUPS: usize = 65_536;
 /// For how long what is said may be half said.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ struct Credentials {
     others: Vec<u32>,
 }
 
-/// The same in shared memory. Odd numbers of changes: somebody is at it.
+/// The same in shared memory. An odd number of changes: one is under way.
 #[repr(C)]
 struct Record {
     changes: AtomicU32,

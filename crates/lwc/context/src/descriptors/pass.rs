@@ -1,5 +1,5 @@
 //! Descriptors that travel from one context to another (SCM_RIGHTS in unix(7)), over the socket that is the other one's
-//! name. Whoever holds a context may give it something; nobody else can, or can take it on the way.
+//! name. A holder of a context's descriptor may give it something; no one else can, or can take it on the way.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 

@@ -46,7 +46,7 @@ impl State {
         let me = table.me;
         for number in table.said.iter().filter(|number| !own.contains(number)) {
             if let Some(owner) = table.owners.of(*number) {
-                // Somebody else may have it by now.
+                // Another context may have it by now.
                 let _ = owner.compare_exchange(me, 0, SeqCst, SeqCst);
             }
         }

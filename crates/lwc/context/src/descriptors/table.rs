@@ -76,7 +76,7 @@ impl Owners {
             .filter_map(|(number, _)| RawFd::try_from(number).ok())
     }
 
-    /// Closes what somebody who is dead has left.
+    /// Closes what a dead member has left.
     pub(super) fn close_all_of(&self, whose: u16) {
         for number in self.numbers(|owner| owner == whose) {
             if let Some(owner) = self.of(number) {

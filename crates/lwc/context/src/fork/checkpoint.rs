@@ -3,7 +3,7 @@
 //!
 //! Asked to, a context forks: the copy, its *checkpoint*, has the same ends of descriptors and links, and sleeps. When
 //! the root reaps the context, it gives the slot to the checkpoint, with its generation: all names stay what they are.
-//! The checkpoint passes over whatever was said to its predecessor since, and parks.
+//! The checkpoint ignores what was sent to its predecessor since, and parks.
 //!
 //! A checkpoint is its original's child, for that one to reap when it is replaced by a newer one; and when the original
 //! dies, nobody's, as a copy is ([`crate::fork::context_copy`]).
@@ -39,7 +39,7 @@ use orrery_rollback::watcher;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// In a context that a peer asked for a checkpoint: makes it and says so. In the checkpoint, once it has the context's
-/// slot: waits until somebody switches to it.
+/// slot: waits until a context switches to it.
 pub(crate) fn serve(state: &mut Held, slot: usize) -> Option<Arrival> {
     let through = state.peer(slot).ok().and_then(|peer| peer.through);
     let entitled = through
@@ -165,7 +165,7 @@ fn set_up(state: &mut Held) -> Result<()> {
     }
     let mut watcher = Watcher::prepare(state.main, std::ptr::null())?;
     // SAFETY: as for a new context.
-    unsafe { watcher.listen(lifetime.ear()) };
+    unsafe { watcher.listen(lifetime.event_source()) };
     start(watcher, lifetime)
 }
 

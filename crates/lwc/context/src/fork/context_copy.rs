@@ -90,7 +90,7 @@ pub(crate) fn takes(withheld: &Calls) -> bool {
     NEEDED.iter().any(|call| u32::try_from(*call).is_ok_and(|number| withheld.has(number)))
 }
 
-/// In a context that is parked and was asked for its copy: makes it. In the copy: waits until somebody switches to it.
+/// In a context that is parked and was asked for its copy: makes it. In the copy: waits until a context switches to it.
 pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
     let asked = &state.place().copy_requested;
     let line =
@@ -169,7 +169,7 @@ fn become_double(
     here.send(line.as_fd(), &[pidfd.as_fd()]).map_err(failed)?;
 
     signal_forwarding::forget_program();
-    // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are
+    // SAFETY: nothing of the former program's is used from here on: all that refers to it belongs to waits that are
     // broken off, or is replaced.
     unsafe { state.program.leave() };
     state.program = Box::leak(Box::new(Program::join(program.as_fd())?));
@@ -203,7 +203,7 @@ fn become_double(
     }
     let mut watcher = Watcher::prepare(state.main, place.face.mark())?;
     // SAFETY: as for a new context.
-    unsafe { watcher.listen(lifetime.ear()) };
+    unsafe { watcher.listen(lifetime.event_source()) };
     let watcher = Box::leak(Box::new(watcher));
     let thread = watcher.start().map_err(failed)?;
     watcher::set(thread, [watcher.stack(), lifetime.pages()]);

@@ -122,8 +122,8 @@ pub(crate) unsafe fn fork() -> Result<Forked> {
                     Err(Error::System(error)) => error.errno.raw_os_error(),
                     Err(_) => libc::ECHILD,
                 };
-                let told = rustix::io::write(&writer, &errno.to_ne_bytes());
-                if errno != 0 || told.is_err() {
+                let written = rustix::io::write(&writer, &errno.to_ne_bytes());
+                if errno != 0 || written.is_err() {
                     end_at_once();
                 }
             }
@@ -134,12 +134,12 @@ pub(crate) unsafe fn fork() -> Result<Forked> {
             let child = Pid::from_raw(pid).ok_or(failed(Errno::CHILD))?;
             let mut errno = [0; 4];
             let contexts = held.is_some();
-            let told = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut errno[..]));
-            match (contexts, told, i32::from_ne_bytes(errno)) {
+            let read = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut errno[..]));
+            match (contexts, read, i32::from_ne_bytes(errno)) {
                 (false, ..) | (true, Ok(4), 0) => Ok(Forked::Parent(pid.unsigned_abs())),
-                (_, told, errno) => {
+                (_, read, errno) => {
                     let _ = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty());
-                    let known = matches!(told, Ok(4));
+                    let known = matches!(read, Ok(4));
                     Err(failed(if known { Errno::from_raw_os_error(errno) } else { Errno::CHILD }))
                 }
             }

@@ -75,7 +75,7 @@ impl Drop for Rendezvous {
     }
 }
 
-/// In a context: connects. Gives the line on which it is spoken to, if anybody hears it.
+/// In a context: connects. Gives the connection, if the other side listens.
 pub(crate) fn connect(connector: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let (own, theirs) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None)?;
     let end = Moment::now().after(PATIENCE);

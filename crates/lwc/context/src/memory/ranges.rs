@@ -4,7 +4,7 @@
 //! it, at the same address. The program's other threads are held still ([`crate::threads::stop_threads`]) for that
 //! long, so nobody sees the moment in between.
 //!
-//! One file for each range, never more: whoever maps a part of a file can have the rest (mremap(2)).
+//! One file for each range, never more: a process that maps a part of a file can have the rest (mremap(2)).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -141,7 +141,7 @@ pub(crate) fn map(range: PageRange, file: &OwnedFd, flags: MapFlags) -> Result<(
 pub(crate) fn privatise(range: PageRange) -> rustix::io::Result<()> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let length = range.len();
-    // SAFETY: a new mapping takes nothing from anybody.
+    // SAFETY: a new mapping replaces none.
     let copy =
         unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE) }?;
     let there = std::ptr::with_exposed_provenance_mut::<std::ffi::c_void>(range.start);

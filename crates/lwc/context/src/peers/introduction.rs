@@ -96,7 +96,7 @@ fn store_marked(state: &mut State, mark: Id, file: OwnedFd) {
     state.marked_files.push((mark, descriptors::raise(file)));
 }
 
-/// Sends a file with a mark, by which it is told from what else is under way ([`take_marked`]).
+/// Sends a file with a mark, which distinguishes it from what else is under way ([`take_marked`]).
 pub(crate) fn send_marked(socket: &OwnedFd, mark: Id, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
     send(socket.as_fd(), &mark.0, &[file])
 }

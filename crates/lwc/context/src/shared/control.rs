@@ -57,8 +57,16 @@ impl Controller {
         self.0 & ((1 << BITS) - 1)
     }
 
-    /// Passes control on to `next`, or takes it for `next`, who has noticed something. Fails where somebody else has it
-    /// than this one, and tells who.
+    /// The process that has it, of what its slot says: none where another context has the slot by now. A slot's
+    /// generation changes before its process does ([`crate::shared::program::Program::release`]), so the process is
+    /// read first.
+    pub(crate) fn process(self, pid: &impl Word, generation: &impl Word) -> Option<u32> {
+        let there = pid.read();
+        (Self::new(self.context_slot(), generation.read()) == self).then_some(there)
+    }
+
+    /// Passes control on to `next`, or takes it for `next`, who has noticed something. Fails where another context has
+    /// it than this one, and tells who.
     pub(crate) fn pass_control(self, word: &impl Word, next: Self) -> Result<(), Self> {
         word.exchange(self.0, next.0).map_err(Self)
     }
@@ -131,6 +139,34 @@ mod tests {
     fn nobody_takes_control_from_another_one_on_the_same_seat() {
         shuttle::check_random(|| a_seat_changes_hands(FORMER, NEXT), 5_000);
         shuttle::check_pct(|| a_seat_changes_hands(FORMER, NEXT), 5_000, 3);
+    }
+
+    /// A time limit passes while `FORMER`, which is dead, seems to have control; another thread reaps it and has `NEXT`
+    /// on its slot. Gives whom the waiting context would kill.
+    fn a_limit_passes_while_a_seat_changes_hands(look: fn(&Modelled, &Modelled) -> Option<u32>) {
+        const PIDS: [u32; 2] = [100, 200];
+        let words = Arc::new((Modelled::new(PIDS[0]), Modelled::new(0)));
+        let words2 = words.clone();
+        let reaping = thread::spawn(move || {
+            let (pid, generation) = &*words2;
+            generation.store(1, SeqCst);
+            pid.store(0, SeqCst);
+            pid.store(PIDS[1], SeqCst);
+        });
+        let victim = look(&words.0, &words.1);
+        reaping.join().unwrap();
+        assert_ne!(victim, Some(PIDS[1]), "it has the slot rightfully");
+    }
+
+    #[test]
+    fn a_limit_kills_nobody_but_the_one_that_has_control() {
+        let look = |pid: &Modelled, generation: &Modelled| FORMER.process(pid, generation);
+        shuttle::check_random(move || a_limit_passes_while_a_seat_changes_hands(look), 5_000);
+        let broken = || {
+            let look = |pid: &Modelled, _: &Modelled| Some(pid.read());
+            shuttle::check_random(move || a_limit_passes_while_a_seat_changes_hands(look), 5_000);
+        };
+        assert!(catch_unwind(AssertUnwindSafe(broken)).is_err(), "the slot's process alone is not enough");
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub(crate) struct Message {
     pub(crate) listens: bool,
 }
 
-/// The memory of a link, while it is a link, or somebody waits at it.
+/// The memory of a link, while it is a link, or a context waits at it.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
@@ -157,13 +157,13 @@ impl RawReplySlot {
     /// Whether something was said that was not taken yet.
     #[inline]
     pub(crate) fn is_called(self) -> bool {
-        // SAFETY: the ear keeps the memory mapped.
+        // SAFETY: the reply slot keeps the memory mapped.
         unsafe { &*self.sent }.load(Ordering::SeqCst) != self.taken
     }
 }
 
-// SAFETY: the mapping belongs to the process; link and ears are used by one thread at a time, the one that holds the
-// state.
+// SAFETY: the mapping belongs to the process; link and reply slots are used by one thread at a time, the one that holds
+// the state.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -198,7 +198,7 @@ impl Link {
 
     fn map(fd: BorrowedFd<'_>, side: usize, id: Id) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no mapping.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }
                 .map_err(|e| Error::system("mmap(memfd)", LENGTH, e))?;
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(LAST as usize + 1, MAX_THREADS);
         a.stage(LAST, Kind::Switch, 8, 0, &[1; ROOM]);
         a.publish(LAST);
-        assert!(b.take(3).is_none() && b.take(0).is_none(), "another strand's");
+        assert!(b.take(3).is_none() && b.take(0).is_none(), "another thread's");
         assert_eq!(b.take(LAST).unwrap().bytes.len(), ROOM);
     }
 

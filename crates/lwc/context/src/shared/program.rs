@@ -69,7 +69,7 @@ pub(crate) struct Place {
     pub(crate) by_descriptor: AtomicU32,
     /// 1 while the owner is stopped in a system call that its parent has not answered.
     pub(crate) stopped: AtomicU32,
-    /// 1 where control had been left here by somebody else, who died, when the owner came.
+    /// 1 where control had been left here by another context, which died, when the owner came.
     pub(crate) left: AtomicU32,
     /// [`COPY_REQUESTED`] while the owner is asked to make a copy of itself for a forked program, [`DECLINED`] where it
     /// will not.
@@ -328,7 +328,7 @@ impl Program {
     pub(crate) fn lives(&self, logical_thread: u32, context_slot: u32) -> bool {
         let thread = self.place(logical_thread, context_slot).thread.load(SeqCst);
         let (Some(pid), Ok(thread)) = (self.pid(context_slot), i32::try_from(thread)) else { return false };
-        // SAFETY: a signal that is none, to see whether there is somebody.
+        // SAFETY: signal 0 only asks whether the process exists.
         let found = unsafe { syscalls::syscall!(syscalls::Sysno::tgkill, pid.as_raw_pid(), thread, 0) };
         thread != 0 && found.map_err(syscalls::Errno::into_raw) != Err(libc::ESRCH)
     }
@@ -462,7 +462,7 @@ impl Program {
         self.place(self.context_slot(context_slot).marked.load(SeqCst), context_slot).face.is_marked_dead()
     }
 
-    /// The process on a slot, if somebody sits there.
+    /// The process of the context on a slot, if there is one.
     pub(crate) fn pid(&self, number: u32) -> Option<Pid> {
         match self.context_slot(number).pid.load(SeqCst) {
             ContextSlot::RESERVED => None,
@@ -470,7 +470,7 @@ impl Program {
         }
     }
 
-    /// The slots that somebody ever sat on, but the root's.
+    /// The slots that were ever used, without the root's.
     pub(crate) fn used(&self) -> impl Iterator<Item = u32> {
         let highest = self.head().highest_seat.load(SeqCst).min(u32::try_from(MAX_CONTEXTS - 1).unwrap_or(0));
         1..=highest

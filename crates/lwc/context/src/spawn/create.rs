@@ -1,7 +1,7 @@
-//! A context is born: a copy of its creator, made to what was asked for, parked until somebody switches to it.
+//! A context is born: a copy of its creator, made to what was asked for, parked until a context switches to it.
 //!
-//! The copy is a hidden child of the *root* ([`orrery_domain::copy`]), whoever creates it. So contexts outlive their
-//! creators, the root can reap all of them, and none shows up in the program's wait(2).
+//! The copy is a hidden child of the *root* ([`orrery_domain::copy`]), whichever context creates it. So contexts
+//! outlive their creators, the root can reap all of them, and none shows up in the program's wait(2).
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -173,7 +173,7 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
     let delivered = copied
         .and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded, &mut dowry));
     if delivered.is_err() {
-        // Whatever there is of it goes; a slot without a process is given up by ourselves.
+        // What there is of it goes; a slot without a process is given up by ourselves.
         let pid = state.program.context_slot(context_slot).pid.load(SeqCst);
         reaper::reap(state, context_slot, pid);
         if state.program.pid(context_slot).is_none() {
@@ -434,7 +434,7 @@ fn settle(
     }
     let watcher = Box::leak(Box::new(watcher));
     // SAFETY: the lifetime's `on_event` keeps to the rules, and neither lifetime nor watcher are ever freed.
-    unsafe { watcher.listen(lifetime.ear()) };
+    unsafe { watcher.listen(lifetime.event_source()) };
     let taken = spec.taken();
     let filtered = spec.trap || !taken.is_empty();
     if filtered {
@@ -527,11 +527,12 @@ fn close_range(first: u32, last: u32) -> rustix::io::Result<()> {
         .map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
 }
 
-/// In the new context: waits until somebody switches to it.
+/// In the new context: waits until a context switches to it.
 fn wait_for_control(state: &mut Held, creator: usize) -> Arrival {
     match slow::park(state, None, None) {
         Ok(arrival) => arrival,
-        // Whoever switched here died on the way, and there is nobody to tell: control is released to the creator.
+        // The context that switched here died on the way, so there is no one to report to: control is released to the
+        // creator.
         Err(_) => Arrival { caller: state.handle(creator), word: 0, bytes: Vec::new(), call: None },
     }
 }

@@ -6,7 +6,8 @@
 //! (`kill -STOP PID`), which no signal and no descriptor tells its children, each context's watcher looks at the root:
 //! often while the context has control, seldom else.
 //!
-//! A context that stops notes so, and the root, once it goes on, has it continue: SIGCONT may have come to the root alone.
+//! A context that stops notes so, and the root, once it goes on, has it continue: SIGCONT may have come to the root
+//! alone.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
@@ -69,7 +70,7 @@ extern "C" fn on_stop(_: i32, _: *const c_void, _: *mut c_void) {
     halt();
 }
 
-/// Stops the calling process until the root, or anybody else, has it continue. Neither allocates nor touches
+/// Stops the calling process until the root, or another process, has it continue. Neither allocates nor touches
 /// thread-local storage.
 fn halt() {
     let own = rustix::process::getpid().as_raw_pid();

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 
-use orrery_domain::watch::Ear;
+use orrery_domain::watch::EventSource;
 use orrery_sys::PageRange;
 use rustix::event::epoll;
 use syscalls::{Sysno, syscall};
@@ -22,7 +22,7 @@ use crate::syscalls::listener_transfer::{self, ListenerTransfer};
 #[repr(align(4096))]
 pub(crate) struct Lifetime {
     epoll: OwnedFd,
-    /// How many grants somebody holds.
+    /// How many grants are held.
     held: AtomicI32,
     hung_up: [AtomicU8; 2 * MAX_CONTEXTS],
     program: &'static Program,
@@ -68,9 +68,9 @@ impl Lifetime {
         PageRange::covering(std::ptr::from_ref(self).addr(), size_of::<Self>())
     }
 
-    pub(crate) fn ear(&'static self) -> Ear {
+    pub(crate) fn event_source(&'static self) -> EventSource {
         let with = std::ptr::from_ref(self).cast();
-        Ear { fd: self.epoll.as_raw_fd(), heed: on_event, with, glance: Some(on_glance) }
+        EventSource { fd: self.epoll.as_raw_fd(), on_readable: on_event, with, on_idle: Some(on_idle) }
     }
 
     /// In a context that was just created: closes its copy of its creator's epoll instance, through which it could
@@ -86,7 +86,7 @@ impl Lifetime {
         flag.store(0, Ordering::SeqCst);
         self.held.fetch_add(1, Ordering::SeqCst);
         let number = u64::from(socket.as_raw_fd().unsigned_abs()) << 32 | slot as u64;
-        // Hang-ups are told without being asked for.
+        // Hang-ups are reported without being asked for.
         epoll::add(&self.epoll, socket.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::empty())
             .map_err(|e| {
                 self.held.fetch_sub(1, Ordering::SeqCst);
@@ -118,8 +118,8 @@ impl Lifetime {
 }
 
 /// On the watcher's thread: stops the context with the program.
-unsafe extern "C" fn on_glance(with: *const c_void) -> i32 {
-    // SAFETY: `ear` passed a lifetime, which is never freed.
+unsafe extern "C" fn on_idle(with: *const c_void) -> i32 {
+    // SAFETY: `event_source` passed a lifetime, which is never freed.
     let lifetime = unsafe { &*with.cast::<Lifetime>() };
     job_control::follow_root(lifetime.program, lifetime.me)
 }
@@ -128,7 +128,7 @@ unsafe extern "C" fn on_glance(with: *const c_void) -> i32 {
 ///
 /// It ends by SIGKILL: an exit would be taken for the program's.
 unsafe extern "C" fn on_event(with: *const c_void) {
-    // SAFETY: `ear` passed a lifetime, which is never freed.
+    // SAFETY: `event_source` passed a lifetime, which is never freed.
     let lifetime = unsafe { &*with.cast::<Lifetime>() };
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
     // SAFETY: the kernel writes at most eight events.

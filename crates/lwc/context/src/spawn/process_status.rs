@@ -24,9 +24,18 @@ pub(crate) fn is_asleep(pid: Pid) -> bool {
     state_of(pid) == Some('S')
 }
 
+/// Whether a thread of a process runs, or waits for the processor or a device.
+pub(crate) fn is_thread_awake(pid: Pid, thread: u32) -> bool {
+    matches!(state_in(&format!("/proc/{}/task/{thread}/stat", pid.as_raw_pid())), Some('R' | 'D'))
+}
+
 /// The letter that proc_pid_stat(5) has for the state of a process' first thread.
 fn state_of(pid: Pid) -> Option<char> {
-    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    state_in(&format!("/proc/{}/stat", pid.as_raw_pid()))
+}
+
+fn state_in(path: &str) -> Option<char> {
+    let text = std::fs::read_to_string(path).ok()?;
     // The name, which may hold anything, ends with the last parenthesis.
     text.rsplit(')').next()?.trim_start().chars().next()
 }
@@ -43,6 +52,13 @@ mod tests {
     use super::*;
     use rustix::process::{PidfdFlags, pidfd_open};
     use std::os::fd::AsFd;
+
+    #[test]
+    fn this_thread_is_awake() {
+        let (own, thread) = (rustix::process::getpid(), rustix::thread::gettid());
+        assert!(is_thread_awake(own, thread.as_raw_pid().unsigned_abs()));
+        assert!(!is_thread_awake(own, 0));
+    }
 
     #[test]
     fn the_buried_have_no_number() {

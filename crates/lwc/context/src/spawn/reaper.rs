@@ -47,7 +47,7 @@ pub(crate) fn adopt(contexts: Vec<(u32, OwnedFd)>) {
     FOREIGN.lock().0 = contexts;
 }
 
-/// How a dead context ended that is not a child. Its pidfd tells once somebody else has reaped it (Linux 6.15); until
+/// How a dead context ended that is not a child. Its pidfd tells once another process has reaped it (Linux 6.15); until
 /// then it is listed with its status (proc_pid_stat(5)), for those who may look into it.
 fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
     for _ in 0..100 {
@@ -68,7 +68,7 @@ fn listed_end(pidfd: BorrowedFd<'_>) -> Option<End> {
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
     let (_, fields) = text.rsplit_once(')')?;
     let status: i32 = fields.split_whitespace().last()?.parse().ok()?;
-    // The number may have become somebody else's.
+    // The number may have become another process's.
     if !fields.trim_start().starts_with('Z') || pid_of(pidfd) != Some(pid) {
         return None;
     }
@@ -99,7 +99,7 @@ pub(crate) fn reap(state: &State, context_slot: u32, pid: u32) -> End {
     unpack(logical_thread.answer.load(Ordering::SeqCst))
 }
 
-/// Reaps whoever is dead.
+/// Reaps all contexts that are dead.
 pub(crate) fn sweep(state: &State) {
     if state.me == ROOT {
         reap_all(state.program);
@@ -195,7 +195,7 @@ fn reap_child(program: &Program, context_slot: u32, victim: u32) -> End {
     let mut foreign = FOREIGN.lock();
     let there = program.pid(context_slot).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim);
     match there {
-        // Another thread was faster, and somebody else may have the slot by now.
+        // Another thread was faster, and another context may have the slot by now.
         None => unpack(program.context_slot(context_slot).end.load(Ordering::SeqCst)),
         Some(_) if let Some(pidfd) = foreign.pidfd(context_slot) => {
             let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);

@@ -1,12 +1,12 @@
 //! What a root holds that nobody can make use of any more.
 //!
-//! The root does not end when the last descriptor of it is closed, as other contexts do: its process is the parent of all
-//! contexts. But the contexts that it names end with its names, as those of a context that has ended do. Otherwise who
-//! takes one snapshot after the other (the paper's Algorithm 1: each closes the one before) would keep all of them: the
-//! root the second, that one the third, and so on.
+//! The root does not end when the last descriptor of it is closed, as other contexts do: its process is the parent of
+//! all contexts. But the contexts that it names end with its names, as those of a context that has ended do. Otherwise
+//! who takes one snapshot after the other (the paper's Algorithm 1: each closes the one before) would keep all of them:
+//! the root the second, that one the third, and so on.
 //!
-//! The number that the root has in all contexts ([`crate::state::WELL_KNOWN`]) does not count. Whoever switches there by
-//! that number finds the root without names.
+//! The number that the root has in all contexts ([`crate::state::WELL_KNOWN`]) does not count. A context that switches
+//! there by that number finds the root without names.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -24,7 +24,8 @@ pub(crate) fn report_close(state: &State) {
     }
 }
 
-/// In a parked context: whether somebody has closed a descriptor of the root since this was asked, if this is the root.
+/// In a parked context: whether a context has closed a descriptor of the root since this was asked, if this is the
+/// root.
 #[inline]
 pub(crate) fn was_closed(state: &State) -> bool {
     let closed = state.program.root_was_closed();
@@ -33,8 +34,8 @@ pub(crate) fn was_closed(state: &State) -> bool {
 
 /// In the parked root: closes its names of contexts where nobody names it any more.
 ///
-/// A root with other threads keeps them, since these may use them; so does one that shares its table of descriptors with
-/// another context, or that answers another one's system calls.
+/// A root with other threads keeps them, since these may use them; so does one that shares its table of descriptors
+/// with another context, or that answers another one's system calls.
 pub(crate) fn release_if_unnamed(state: &mut State) {
     let is_parked = Controller::of(state.control()) != state.own_controller();
     if state.me != ROOT || !is_parked || state.table.is_some() || state.has_listener() {

@@ -1,10 +1,11 @@
-//! Where a context runs: on the CPU of whoever switches to it, or beside it, spinning.
+//! Where a context runs: on the CPU of the context that switches to it, or beside it, spinning.
 //!
 //! A switch is expensive where it has to wake another CPU. So the two are put on one, or, where both hand over so often
-//! that a second CPU would never wait long, on two ([`orrery_domain::gate::CpuPolicy`]). A context that keeps control for
-//! longer than a moment may roam.
+//! that a second CPU would never wait long, on two ([`orrery_domain::gate::CpuPolicy`]). A context that keeps control
+//! for longer than a moment may roam.
 //!
-//! Of two who switch to each other only one places the other: whoever was put apart leaves the one that did it alone.
+//! Of two that switch to each other only one places the other: the one that was put apart does not place the one that
+//! did it.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -67,7 +68,7 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     let naps = mine.naps().wrapping_add(theirs.naps());
     let pace = entry(&mut peer.cpu_policies, logical_thread).get_or_insert_default();
     let (side, astray) = pace.count(naps, &around);
-    // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
+    // Another program may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
     if is_at(place, side, here) && !astray {
         return;
     }
@@ -99,8 +100,8 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     }
 }
 
-/// The machine, as far as the program may use it. CPUs are counted only where somebody asks: that takes longer than the
-/// rest of a switch's looks.
+/// The machine, as far as the program may use it. CPUs are counted only where they are asked for: that takes longer
+/// than the rest of a switch's looks.
 struct Around {
     cpus: Option<CpuSet>,
 }

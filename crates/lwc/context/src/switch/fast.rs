@@ -1,4 +1,4 @@
-//! The lane: the way of most switches, which go back to whoever control came from, with nothing else to say or to hear.
+//! The fast path of most switches, which go back to the context that control came from and carry nothing else.
 //!
 //! [`crate::switch::slow`] knows all that can happen on the way. Here it is first seen that none of it does; then
 //! control is handed over, and the answer awaited, in one function that touches as little as it can. Where anything is

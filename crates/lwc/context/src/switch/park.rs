@@ -17,6 +17,7 @@ use crate::peers::socket::is_hung_up;
 use crate::shared::control::Controller;
 use crate::shared::link::{RawReplySlot, ReplySlot};
 use crate::shared::program::ROOT;
+use crate::spawn::process_status;
 use crate::spawn::reaper;
 use crate::spawn::root_names;
 use crate::state::State;
@@ -31,6 +32,10 @@ use crate::types::Arrival;
 pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 /// After how long control that came without a word was left by a dead one, rather than by one that is slow.
 const ABANDONED: Duration = Duration::from_secs(3);
+/// How long the context in between sleeps through the death of the one that had control before the root takes it over.
+/// A context that was not allowed to look out for those that others switched to, as a filtered one, never wakes; one
+/// that is awake only waits for the processor.
+const UNNOTICED: Duration = Duration::from_secs(1);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
 /// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to
@@ -48,8 +53,8 @@ pub(crate) struct ParkWait {
     successor: Option<WatchedContext>,
     until: Option<Moment>,
     slice: Duration,
-    /// A dead context that seemed to have control when the root last looked.
-    dead_controller: Option<Controller>,
+    /// A dead context that seemed to have control when the root last looked, and since when.
+    dead_since: Option<(Controller, Moment)>,
     /// A watched one that died after it had passed control to us.
     pub(crate) died_silently: Option<WatchedContext>,
     /// How often in a row the thread to which control was handed seemed to have ended.
@@ -60,7 +65,7 @@ pub(crate) struct ParkWait {
     control_lost_since: Option<Moment>,
 }
 
-/// Whose death matters: as it was when it was given control. Somebody else may have its slot, and its name, since
+/// Whose death matters: as it was when it was given control. Another context may have its slot, and its name, since
 /// ([`crate::fork::checkpoint`]).
 pub(crate) struct WatchedContext {
     pub(crate) descriptor: RawFd,
@@ -111,7 +116,7 @@ impl ParkWait {
             until,
             slice: MOMENT,
             polled: true,
-            dead_controller: None,
+            dead_since: None,
             died_silently: None,
             control_lost_since: None,
             thread_gone: 0,
@@ -322,7 +327,7 @@ impl ParkWait {
             self.watched.as_ref().or(self.successor.as_ref()).is_some_and(|other| other.context_slot != ROOT);
         let for_nobody = !for_somebody && state.me != ROOT;
         self.slice = if for_nobody { (self.slice * 2).clamp(NAP, LONG_NAP) } else { NAP };
-        // Whatever was said without a call is found now.
+        // What was sent without a call is found now.
         state.set_looked(None);
         if self.until.is_some_and(|until| Moment::now() >= until) {
             return self.time_out(state);
@@ -363,7 +368,7 @@ impl ParkWait {
         }
         let (own, controller) = (state.own_controller(), Controller::of(state.control()));
         if controller == own {
-            // Whoever handed it to us should have called by now; it must have died on the way.
+            // The context that handed it to us should have called by now; it must have died on the way.
             self.slice = NAP;
             let now = Moment::now();
             if now.since(*self.control_lost_since.get_or_insert(now)) > ABANDONED {
@@ -384,28 +389,54 @@ impl ParkWait {
             reaper::continue_halted(state.program);
             reaper::sweep(state);
             root_names::release_if_unnamed(state);
-            // Nobody has its slot, or somebody else.
+            // Its slot is free, or another context's.
             let dead = program.pid(controller.context_slot()).is_none()
                 || program.controller(controller.context_slot()) != controller;
-            if dead
-                && self.dead_controller == Some(controller)
+            if !dead {
+                self.dead_since = None;
+                return Ok(());
+            }
+            // A context that had switched to it may be about to take over.
+            self.slice = MOMENT;
+            let now = Moment::now();
+            let (patience, is_awake) = match self.in_between(state, controller) {
+                Some(is_awake) => (UNNOTICED, is_awake),
+                None => (Duration::ZERO, false),
+            };
+            let former = self.dead_since.filter(|(former, _)| *former == controller && !is_awake);
+            if former.is_some_and(|(_, since)| now.since(since) >= patience)
                 && controller.pass_control(state.control(), own).is_ok()
             {
                 return Err(Error::Orphaned);
             }
-            self.dead_controller = dead.then_some(controller);
-            if dead {
-                // Whoever had switched to it may be about to take over.
-                self.slice = MOMENT;
-            }
+            self.dead_since = Some((controller, former.map_or(now, |(_, since)| since)));
         }
         Ok(())
+    }
+
+    /// Whether a context is awake that may be about to notice that `dead` is, where the context to which control was
+    /// handed goes on: it, or one that it had handed control on to, looks out for that, and takes control over when it
+    /// has the processor.
+    fn in_between(&self, state: &State, dead: Controller) -> Option<bool> {
+        let watched = self.watched.as_ref().filter(|watched| watched.controller != dead)?;
+        if is_dead(watched.pidfd.as_fd()) || process_status::is_stopped(watched.pidfd.as_fd()) {
+            return None;
+        }
+        let program = state.program;
+        let is_awake = |context_slot| {
+            let thread = program.place(state.logical_thread, context_slot).thread.load(SeqCst);
+            thread != 0
+                && program.pid(context_slot).is_some_and(|pid| process_status::is_thread_awake(pid, thread))
+        };
+        Some(program.used().any(is_awake))
     }
 
     fn time_out(&mut self, state: &mut Held) -> Result<()> {
         self.until = None;
         let (own, controller) = (state.own_controller(), Controller::of(state.control()));
-        let pid = state.program.context_slot(controller.context_slot()).pid.load(SeqCst);
+        let slot = state.program.context_slot(controller.context_slot());
+        // Another thread may have noticed its death, and have another context on its slot.
+        let pid = controller.process(&slot.pid, &slot.generation);
         // Where we or the root have it, it is on its way to us, or about to be handed on in good order.
         if controller == own
             || controller.context_slot() == ROOT
@@ -413,7 +444,9 @@ impl ParkWait {
         {
             return Ok(());
         }
-        reaper::reap(state, controller.context_slot(), pid);
+        if let Some(pid) = pid {
+            reaper::reap(state, controller.context_slot(), pid);
+        }
         Err(Error::TimedOut)
     }
 }

@@ -1,4 +1,4 @@
-//! Priority: a context runs as urgently as whoever waits for it.
+//! Priority: a context runs as urgently as the one that waits for it.
 //!
 //! A thread is one task of the kernel in each context in which it exists, and each has a priority of its own: that of
 //! its creator at the creation. Where the caller became more urgent since (SCHED_FIFO, a lower niceness), it would wait
@@ -25,7 +25,7 @@ const EVERY: Duration = Duration::from_millis(1);
 /// Before the calling logical thread sleeps: lends its priority to a peer that it waits for, or takes back what it
 /// lent.
 pub(crate) fn lend(state: &mut State, slot: usize) {
-    // Whoever is filtered keeps to calls that it is sure to be allowed; who is isolated changes nobody.
+    // A filtered context keeps to calls that it is sure to be allowed; an isolated one changes no other.
     if state.filtered || !state.may_place {
         return;
     }

@@ -141,7 +141,7 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
         if context_slot.generation.load(SeqCst) == peer.generation
             && context_slot.checkpoint_pid.load(SeqCst) != 0
         {
-            // It was killed while it was parked. Its checkpoint has its slot from now on; but its death is told.
+            // It was killed while it was parked. Its checkpoint has its slot from now on; but its death is reported.
             let end = reaper::reap(state, peer.context_slot, peer.pid);
             return Err(Error::Died { descriptor, end });
         }
@@ -291,7 +291,7 @@ pub(crate) fn ask(
 #[inline(always)]
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
     let me = state.me;
-    // Who it is now: another thread of ours may find somebody else on its slot before long.
+    // Who it is now: another thread of ours may find another context on its slot before long.
     let watched = watched.and_then(|slot| WatchedContext::of(state, slot));
     let answer = watched.as_ref().and_then(|watched| await_answer(state, watched));
     let arrival = match answer {
@@ -327,15 +327,15 @@ fn wait(
     watched: Option<WatchedContext>,
     until: Option<Moment>,
 ) -> Result<Arrival> {
-    let mut vigil = ParkWait::new(watched, until);
+    let mut waiting = ParkWait::new(watched, until);
     loop {
         if state.me != me {
-            // A copy of the thread that parked, in a new context: it waits there, for whoever comes. It handed nothing
-            // to anybody, and where its original's partner would have spoken is no memory of its own.
+            // A copy of the thread that parked, in a new context: it waits there for a switch. It handed nothing
+            // to another context, and where its original's partner would have spoken is no memory of its own.
             me = state.me;
-            vigil.forget();
+            waiting.forget();
         }
-        if let Some(slot) = vigil.watched().and_then(|watched| watched.answered_at(state))
+        if let Some(slot) = waiting.watched().and_then(|watched| watched.answered_at(state))
             && let Some(arrival) = take(state, slot)
         {
             return Ok(arrival);
@@ -349,18 +349,18 @@ fn wait(
         if root_names::was_closed(state) {
             root_names::release_if_unnamed(state);
         }
-        vigil.expect_next_message(state);
-        if let Some(WatchedContext { descriptor, context_slot, pid, .. }) = vigil.died_silently {
+        waiting.expect_next_message(state);
+        if let Some(WatchedContext { descriptor, context_slot, pid, .. }) = waiting.died_silently {
             return Err(Error::Died { descriptor, end: reaper::reap(state, context_slot, pid) });
         }
         if state.has_listener() {
-            if let Some(arrival) = vigil.wait_for_all(state)? {
+            if let Some(arrival) = waiting.wait_for_all(state)? {
                 return Ok(arrival);
             }
         } else {
-            vigil.wait(state)?;
+            waiting.wait(state)?;
         }
-        if state.me == me && vigil.died_silently.is_some() {
+        if state.me == me && waiting.died_silently.is_some() {
             // It may have died after its last words, before it could ring. Or control comes from another one, which is
             // about to speak.
             state.away(|| std::thread::sleep(MOMENT));

@@ -27,7 +27,7 @@ pub(crate) struct Listener {
     pub(crate) rights: Rights,
     /// The calls that wait for an answer, by logical thread, and their kernel's numbers.
     pub(crate) pending: Vec<(u32, u64, Call)>,
-    /// Calls that logical threads of ours are to be told of.
+    /// Calls that are still to be reported to logical threads of ours.
     pub(crate) kept: Vec<(u32, u64, Call)>,
     /// Nobody is behind it any more.
     pub(crate) is_over: bool,
@@ -47,7 +47,7 @@ impl Listener {
 
     /// Answers a call, with the kernel's ID of the notification.
     pub(crate) fn answer(&self, id: u64, answer: Answer) {
-        // It fails where the context is dead by now, as whoever waits for it will notice.
+        // It fails where the context is dead by now, as the context that waits for it will notice.
         let _ = match answer {
             Answer::Returns(error @ -4095..=-1) => {
                 let errno = i32::try_from(-error).map_or(Errno::IO, Errno::from_raw_os_error);

@@ -245,7 +245,7 @@ fn call(number: u32, arguments: [u64; 6]) -> Option<i64> {
     let call = Sysno::new(number as usize)?;
     let word = |index: usize| usize::try_from(arguments[index]).unwrap_or(usize::MAX);
     let arguments: SyscallArgs = syscall_args!(word(0), word(1), word(2), word(3), word(4), word(5));
-    // SAFETY: whoever asked for it vouches for what it does: see `Context::syscall`.
+    // SAFETY: the caller vouches for what it does: see `Context::syscall`.
     Some(match unsafe { syscalls::syscall(call, &arguments) } {
         Ok(value) => i64::try_from(value).unwrap_or_else(|_| (value as u64).cast_signed()),
         Err(errno) => -i64::from(errno.into_raw()),

@@ -56,6 +56,9 @@ pub(crate) fn borrow(state: &mut Held, slot: usize, number: RawFd) -> Result<Opt
         |errno| Error::system("borrow a descriptor of a context", number.unsigned_abs() as usize, errno);
     let stopped = trap::pending(state, slot).is_some();
     let peer = state.peer(slot)?;
+    if number < 0 && number != libc::AT_FDCWD {
+        return Ok(None);
+    }
     if stopped {
         let file = if number == libc::AT_FDCWD {
             let pid = pid_of(peer.pidfd.as_fd()).ok_or(failed(Errno::SRCH))?;

@@ -9,7 +9,7 @@
 //! The listener comes into being with the filter, and with the filter on, the context might no longer be able to send
 //! it. Its watcher can: that thread is filtered last. It hands over listener and memory, closes both, and filters
 //! itself; only then does the context wait for control. So no code of the program's ever runs in it without a filter,
-//! on whatever thread, and nothing in it can answer its own traps.
+//! on any thread, and nothing in it can answer its own traps.
 //!
 //! The context's memory is `/proc/PID/mem`, opened by itself before it closes itself to debuggers: the kernel checks
 //! who may look into a process when that file is opened.
@@ -80,7 +80,7 @@ fn take_from(state: &mut State, slot: usize) -> Option<Arrival> {
     Some(Arrival { caller: state.handle(slot), word, bytes: Vec::new(), call: Some(call) })
 }
 
-/// While a context is asked for something that its library does: whatever call it makes for that is refused.
+/// While a context is asked for something that its library does: each call that it makes for that is refused.
 pub(crate) fn refuse_all(peer: &Peer) {
     let Some(listener) = &peer.listener else { return };
     while is_ready(listener.calls.as_fd()) {

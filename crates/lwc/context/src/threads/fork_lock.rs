@@ -66,7 +66,7 @@ impl Lock {
 
     /// Whether it was held when this process was copied; nobody here holds it.
     ///
-    /// Several threads may come at a time, before anybody here ever had the lock: one of them takes it over, and the
+    /// Several threads may come at a time, before any thread here ever had the lock: one of them takes it over, and the
     /// others wait until it has.
     #[cold]
     fn inherit(&self) -> bool {
@@ -109,7 +109,7 @@ impl Lock {
         }
     }
 
-    /// Whether somebody waits for it who has come far enough to be seen.
+    /// Whether a thread waits for it that has come far enough to be seen.
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiting.load(Relaxed) != 0
@@ -302,8 +302,8 @@ mod tests {
         assert_eq!(sum.load(SeqCst), 20_000);
     }
 
-    /// In a copy of the process the lock is given to nobody, and then to whoever takes it: not to the copy of who has
-    /// it.
+    /// In a copy of the process the lock is free for the next that takes it: not held by the copy of the thread that
+    /// has it.
     #[test]
     fn a_copied_thread_knows_that_it_has_no_named_lock() {
         let lock = NamedLock::new();

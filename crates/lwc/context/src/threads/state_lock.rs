@@ -1,6 +1,6 @@
 //! Turns: the threads of a context share what it knows ([`State`]), one at a time.
 //!
-//! A thread releases it while it waits for whatever another context does ([`Held::away`]). So a turn is short, and no
+//! A thread releases it while it waits for another context ([`Held::away`]). So a turn is short, and no
 //! context waits for a turn at another one's state.
 //!
 //! Process-wide state, because fork(2) and signal handlers are: this file is where it lives.
@@ -87,9 +87,9 @@ impl Held {
     /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context,
     /// where the state is that of the new context, and `wait` is nobody's business.
     ///
-    /// Whoever copies the process has the turn. So the landing is there before it is released, and until it is ours
-    /// again: a thread that is copied meanwhile was parked, even where it had been called already, and was only waiting
-    /// for its turn.
+    /// The thread that copies the process has the turn. So the landing is there before it is released, and until it is
+    /// ours again: a thread that is copied meanwhile was parked, even where it had been called already, and was only
+    /// waiting for its turn.
     ///
     /// What `wait` owns is lost there: it must not matter.
     #[inline(always)]
@@ -210,7 +210,7 @@ fn identify_process(mut held: Held, half_changed: bool) -> Result<Option<Held>> 
     // SAFETY: it is our turn.
     let state = unsafe { &mut *STATE.0.get() };
     if half_changed {
-        // What another thread was changing when this process was forked is of no use to anybody.
+        // What another thread was changing when this process was forked is of no use here.
         std::mem::forget(state.take());
     }
     match state {
@@ -273,7 +273,7 @@ pub(crate) fn hold_or_become_root(handlers: &'static Handlers) -> Result<Held> {
     Ok(held)
 }
 
-/// After the context's memory was put back to what it was: what it was told since, it has been told. It has control, so
+/// After the context's memory was put back to what it was: what it received since, it has received. It has control, so
 /// nothing is under way to it; but the links, which are shared, are further on than its own books.
 fn after_rollback() {
     if let Ok(Some(mut state)) = hold() {

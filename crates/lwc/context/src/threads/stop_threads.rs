@@ -11,9 +11,9 @@
 //! A counterpart does not run before control comes to it. Then it does one of two things:
 //!
 //! - where the original waited in a call about contexts, or had been called there and was waiting for its turn to look,
-//!   that call returns, with whoever switched to the counterpart;
-//! - else it goes on where the original was, by returning from the handler. Whoever switched there is not told: the
-//!   paper has no way either.
+//!   that call returns, with the context that switched to the counterpart;
+//! - else it goes on where the original was, by returning from the handler. The context that switched there gets no
+//!   notice: the paper has no way either.
 //!
 //! The signal is the C library's own for setuid(2) in programs with threads, which no program can block by way of the C
 //! library (signal(7) calls it internal); what does not come from here is passed on to the C library. A thread that
@@ -21,7 +21,7 @@
 //! not let answer for [`PATIENCE`].
 //!
 //! **From the first signal to the release nothing here may allocate or lock**: another thread may have been stopped
-//! while it held whatever lock.
+//! while it held some lock.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -90,7 +90,7 @@ static RSEQ_LENGTH: AtomicU32 = AtomicU32::new(0);
 /// What the calling context is deaf to.
 static DEAF: AtomicU64 = AtomicU64::new(0);
 
-/// Signals by which the kernel or this file reach a thread whatever it blocks.
+/// Signals by which the kernel or this file reach a thread, whichever it blocks.
 pub(crate) const NEVER_BLOCKED: Mask = signals::mask_of(&[SIGNAL]);
 
 /// The other threads, held still for as long as this lives.

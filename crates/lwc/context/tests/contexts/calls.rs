@@ -313,6 +313,23 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     other.close().unwrap();
 }
 
+pub(crate) fn numbers_that_name_no_descriptor_are_errors() {
+    let trapped =
+        create(&Spec::new().withhold(&only(libc::SYS_uname)).trap(true), server(|_| uname().is_ok().into()))
+            .unwrap();
+    assert!(trapped.switch(0, &[]).unwrap().call.is_some());
+    let parked = create(&Spec::new(), server(|word| word)).unwrap();
+    for number in [-1, -5, i32::MIN, 99_999] {
+        for child in [trapped, parked] {
+            let write = [u64::from(number.cast_unsigned()), c"x".as_ptr().addr() as u64, 1, 0, 0, 0];
+            // SAFETY: nothing is written: the number names no descriptor anywhere.
+            let wrote = unsafe { child.syscall(OWN_MEMORY, call_number(libc::SYS_write), write) };
+            assert_eq!(wrote, Ok(-i64::from(libc::EBADF)), "{number}");
+        }
+    }
+    assert_eq!(trapped.proceed().unwrap().word, 1);
+}
+
 pub(crate) fn calls_need_rights() {
     let names = only(libc::SYS_uname);
     let spec = Spec::new().may_call(&only(libc::SYS_getpid));

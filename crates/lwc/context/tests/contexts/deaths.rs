@@ -9,7 +9,8 @@ use rustix::process::Signal;
 
 use crate::pages::Pages;
 use crate::support::{
-    await_end_of, become_ordinary, die, in_child, kill, kill_after, own_pid, reap, server, shared_words,
+    await_end_of, become_ordinary, die, in_child, kill, kill_after, own_pid, plain_fork, reap, server,
+    shared_words,
 };
 
 pub(crate) fn a_killed_context_is_an_error() {
@@ -221,6 +222,38 @@ pub(crate) fn orphans_are_told_to_the_next_in_the_row() {
         assert_eq!(words[0].load(Ordering::SeqCst), u64::from(!middle_first));
         outer.close().unwrap();
     }
+}
+
+/// A context that waits for a dead one has control next, however long it takes it to notice: the root, which sees the
+/// death, too, does not take control from it.
+pub(crate) fn a_slow_context_in_the_row_learns_of_a_death_first() {
+    let hogs: Vec<i32> = (0..2 * std::thread::available_parallelism().unwrap().get())
+        .map(|_| match plain_fork() {
+            0 => loop {
+                std::hint::spin_loop();
+            },
+            pid => pid,
+        })
+        .collect();
+    let mut reported = Vec::new();
+    for _ in 0..4 {
+        let middle = create(&Spec::new(), |start| {
+            let last = create(&Spec::new(), |_| die()).unwrap();
+            // SAFETY: changes a number of the calling process. It gets the processor rarely from here on.
+            assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
+            let error = last.switch(0, &[]).unwrap_err();
+            start.creator.switch(u64::from(matches!(error, Error::Died { .. })), &[]).unwrap();
+            unreachable!();
+        })
+        .unwrap();
+        reported.push(middle.switch(0, &[]).map(|arrival| arrival.word));
+        middle.close().unwrap();
+    }
+    for hog in hogs {
+        kill(hog, Signal::KILL);
+        reap(hog);
+    }
+    assert_eq!(reported, vec![Ok(1); 4]);
 }
 
 /// Adds up what it is told; dies of 13. Says the sum, and its process.

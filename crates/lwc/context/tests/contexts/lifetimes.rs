@@ -67,7 +67,8 @@ fn children_of(pid: u64) -> usize {
     std::fs::read_to_string(path).unwrap().split_whitespace().count()
 }
 
-/// Algorithm 1 over many requests: a state that was closed ends, the root's part in it, too, which nobody can return to.
+/// Algorithm 1 over many requests: a state that was closed ends, the root's part in it, too, which nobody can return
+/// to.
 pub(crate) fn snapshots_in_a_row_do_not_add_up() {
     let requests = std::env::var("ORRERY_REQUESTS").map_or(2000, |number| number.parse().unwrap());
     let words = shared_words();
@@ -100,8 +101,18 @@ pub(crate) fn snapshots_in_a_row_do_not_add_up() {
 
 /// Who lives by the root's names alone, which nobody can use any more, ends; the root itself goes on by its number.
 pub(crate) fn an_unnamed_root_holds_nobody() {
-    let held = create(&Spec::new(), |start| {
+    for pause in [Duration::ZERO, Duration::from_millis(100)] {
+        leave_root_unnamed(pause);
+    }
+}
+
+/// One round of [`an_unnamed_root_holds_nobody`]; the first context pauses after it has closed the only name of the
+/// root.
+fn leave_root_unnamed(pause: Duration) {
+    let held = create(&Spec::new(), move |start| {
         start.arrival.caller.close().unwrap();
+        // The root, which is parked, looks in this time, or only later.
+        std::thread::sleep(pause);
         let root = orrery_context::root().unwrap();
         loop {
             root.switch(own_pid(), &[]).unwrap();
@@ -110,11 +121,15 @@ pub(crate) fn an_unnamed_root_holds_nobody() {
     .unwrap();
     let first = held.switch(0, &[]).unwrap();
     let pid = first.word;
+    if !pause.is_zero() {
+        assert!(matches!(held.switch(0, &[]), Err(Error::NoContext { .. })));
+    }
     let other = create(&Spec::new(), move |start| {
         let caller = start.arrival.caller;
         assert!(is_running(pid));
-        // Copies of names are names, and it has introduced itself by a second one.
-        held.close().unwrap();
+        // Copies of names are names, and it has introduced itself by a second one. The first is gone where the root has
+        // looked before that.
+        assert!(matches!(held.close(), Ok(()) | Err(Error::NoContext { .. })));
         first.caller.close().unwrap();
         caller.close().unwrap();
         await_end_of(pid);

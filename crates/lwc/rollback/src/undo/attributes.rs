@@ -101,7 +101,7 @@ impl Attributes {
             // SAFETY: only asked about.
             let fd = unsafe { borrow(directory.fd) };
             let found = rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
-            // It may have been closed, and the number be somebody else's.
+            // It may have been closed, and the number may name something else.
             if last && found == Ok(directory.identity) {
                 // SAFETY: we opened it for our own use.
                 unsafe { rustix::io::close(directory.fd) };

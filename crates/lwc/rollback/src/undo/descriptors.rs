@@ -1,9 +1,10 @@
 //! File descriptors: new ones closed, closed or replaced ones brought back, flags and offsets as they were.
 //!
-//! That a descriptor is still the same open file cannot be told from the outside, so the table is copied into a
+//! That a descriptor is still the same open file does not show from the outside, so the table is copied into a
 //! [`FdTableCopy`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when
 //! the table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device
-//! and inode, and a lost one stays lost.
+//! and inode, and a lost one stays lost. The engine's own files of procfs are always compared so, which takes a third
+//! of the time: what is opened in their place and shows the same does the same.
 //!
 //! Offsets are put back for regular files, but for those that standard output and standard error go to: what was
 //! written to them stays written, and what follows must come behind it.
@@ -44,6 +45,8 @@ pub(crate) struct Keepers {
     exempt: HeapVec<i32>,
     /// The engine's own descriptors, sorted: the program leaves them alone, a closure may not.
     own: HeapVec<i32>,
+    /// By what each of these is known, if that shows.
+    own_shown: HeapVec<Option<Shown>>,
     /// Descriptors that states hold for themselves, sorted; a number is in it once for each holder.
     held: HeapVec<i32>,
     /// Tells how many are open.
@@ -58,6 +61,7 @@ impl Keepers {
             allowed: true,
             exempt: arena.vec(),
             own: arena.vec(),
+            own_shown: arena.vec(),
             held: arena.vec(),
             open: process::Descriptors::open().ok(),
         }
@@ -68,7 +72,9 @@ impl Keepers {
         for fd in fds {
             if let Err(at) = self.own.binary_search(&fd) {
                 self.own.try_reserve(1).map_err(|_| out_of_memory())?;
+                self.own_shown.try_reserve(1).map_err(|_| out_of_memory())?;
                 self.own.insert(at, fd);
+                self.own_shown.insert(at, Shown::of(fd).filter(|_| is_of_proc(fd)));
             }
         }
         Ok(())
@@ -221,11 +227,12 @@ impl Descriptors {
     pub(crate) fn restore_own(&self, keepers: &Keepers) -> std::result::Result<bool, Leftover> {
         let keeper = keepers.get(self.keeper);
         let mut in_place = true;
-        for &fd in &keepers.own {
-            let there = match keeper.map(|keeper| keeper.holds(fd)) {
-                Some(Ok(same)) => same,
-                // Closed, or nobody to ask.
-                _ => identity(fd).is_some(),
+        for (&fd, shown) in keepers.own.iter().zip(&keepers.own_shown) {
+            let there = match (shown, keeper) {
+                (Some(_), _) => Shown::of(fd) == *shown,
+                // An error where it is closed, or there is nobody to ask.
+                (None, Some(keeper)) => keeper.holds(fd).unwrap_or_else(|_| identity(fd).is_some()),
+                (None, None) => identity(fd).is_some(),
             };
             if !there {
                 in_place = false;
@@ -294,7 +301,7 @@ impl Descriptors {
 }
 
 impl File {
-    /// Whether it is open, and still the same file as far as can be told.
+    /// Whether it is open, and still the same file as far as is visible.
     fn is_there(&self, keeper: Option<&FdTableCopy>) -> bool {
         match keeper.map(|keeper| keeper.holds(self.fd)) {
             Some(Ok(same)) => same,
@@ -340,6 +347,27 @@ fn identity(fd: i32) -> Option<Identity> {
     rustix::fs::fstat(unsafe { borrow(fd) }).ok().map(|found| (found.st_dev, found.st_ino, found.st_mode))
 }
 
+/// What shows of an open file: which it is, and how it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shown {
+    identity: Identity,
+    status: OFlags,
+}
+
+impl Shown {
+    fn of(fd: i32) -> Option<Self> {
+        // SAFETY: only asked about.
+        let status = rustix::fs::fcntl_getfl(unsafe { borrow(fd) }).ok()?;
+        Some(Self { identity: identity(fd)?, status })
+    }
+}
+
+fn is_of_proc(fd: i32) -> bool {
+    // SAFETY: only asked about.
+    let found = rustix::fs::fstatfs(unsafe { borrow(fd) });
+    found.is_ok_and(|found| found.f_type == rustix::fs::PROC_SUPER_MAGIC)
+}
+
 /// What there is to see of a descriptor.
 fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
     // SAFETY: only asked about.
@@ -375,7 +403,7 @@ fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> std::result::Result<(), 
 ///
 /// # Safety
 /// It is used at once, for system calls that take a closed one for an error, and that do what is meant to be done to
-/// whatever has the number.
+/// what has the number.
 pub(crate) unsafe fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
     // SAFETY: the caller's promise.
     unsafe { BorrowedFd::borrow_raw(fd) }

@@ -87,6 +87,45 @@ pub(crate) fn as_many_others_do_not_stay() {
     assert!(open(301) && !open(400));
 }
 
+/// Of a file that the engine reads, what would not do in its place does not stay: another one, or the same, opened in another
+/// way. Where it is the same in all ways, it does not matter which it is.
+pub(crate) fn lookalikes_of_the_engines_files_do_no_harm() {
+    let mut rollback = rollback();
+    let mut word = vec![0_u64; 512];
+    rollback.run(|| {}).unwrap();
+    let link = |fd: i32| std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    let engines: Vec<(i32, std::path::PathBuf)> = open_descriptors()
+        .into_iter()
+        .map(|(fd, _)| (fd, link(fd)))
+        .filter(|(fd, path)| *fd >= 600 && path.starts_with("/proc"))
+        .collect();
+    assert!(engines.len() > 3, "{engines:?}");
+    let same = |path: &std::path::PathBuf, flags| rustix::fs::open(path, flags, rustix::fs::Mode::empty());
+    type Replacement<'a> = &'a dyn Fn(&std::path::PathBuf) -> rustix::io::Result<OwnedFd>;
+    let replacements: [Replacement<'_>; 3] = [
+        &|path| same(path, rustix::fs::OFlags::PATH),
+        &|_| rustix::fs::open(c"/proc/self/stat", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()),
+        &|path| same(path, rustix::fs::OFlags::RDONLY),
+    ];
+    for replacement in replacements {
+        for _ in 0..2 {
+            rollback
+                .run(|| {
+                    for (fd, path) in &engines {
+                        let other = replacement(path).unwrap();
+                        // SAFETY: the engine's number; until the engine is at work nobody uses it.
+                        unsafe { libc::dup2(other.as_raw_fd(), *fd) };
+                    }
+                    word[300] += 1;
+                })
+                .unwrap();
+            // It sees what was written, ends threads and children, and finds the same files.
+            assert_eq!(word[300], 0);
+            assert!(engines.iter().all(|(fd, path)| link(*fd) == *path));
+        }
+    }
+}
+
 pub(crate) fn offsets_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("numbers");

@@ -21,8 +21,9 @@ fn prctl(option: i32, arguments: [u64; 2]) -> i64 {
 /// A system call that takes numbers.
 fn call(number: i64, arguments: [i64; 4]) -> i64 {
     let [first, second, third, fourth] = arguments;
-    // SAFETY: those that are used read and write at most what the caller has passed, which lives.
-    unsafe { libc::syscall(number, first, second, third, fourth) }
+    // SAFETY: those that are used read and write at most what the caller has passed, which lives. Calls of five arguments
+    // get a zero for the fifth.
+    unsafe { libc::syscall(number, first, second, third, fourth, 0_i64, 0_i64) }
 }
 
 fn write(path: &str, text: &str) -> bool {

@@ -51,6 +51,7 @@ orrery_testing::cases![
     descriptors::descriptors_come_back,
     descriptors::closing_everything_comes_back,
     descriptors::as_many_others_do_not_stay,
+    descriptors::lookalikes_of_the_engines_files_do_no_harm,
     descriptors::offsets_come_back,
     descriptors::output_stays_written,
     descriptors::an_exempt_descriptor_stays,
