@@ -234,19 +234,19 @@ impl Builder {
         self
     }
 
-    /// Sets whether the orbit has all areas of main as of its creation, until calls name them. Otherwise areas that no call
-    /// has named are empty in the orbit, or not there. It costs a copy of what all areas hold, at creation and after the
-    /// orbit corrupted what it shares with main.
+    /// Sets whether the orbit has all areas of main as of its creation, until calls name them. Otherwise areas that no
+    /// call has named are empty in the orbit, or not there. It costs a copy of what all areas hold, at creation and
+    /// after the orbit corrupted what it shares with main.
     #[must_use]
     pub fn existing_areas(mut self, shown: bool) -> Self {
         self.existing_areas = shown;
         self
     }
 
-    /// Sets whether tasks run in the checking mode, in which it is told what they touch that was not passed to them:
-    /// [`Orbit::findings`], and lines on standard error. Tasks are slower by far, and system calls of theirs fail with EFAULT
-    /// on memory that the orbit took over from main. The default is what the environment variable `ORRERY_ORBIT_CHECK` says:
-    /// `1` turns it on.
+    /// Sets whether tasks run in the checking mode, which reports what they touch that was not passed to them:
+    /// [`Orbit::findings`], and lines on standard error. Tasks are slower by far, and system calls of theirs fail with
+    /// EFAULT on memory that the orbit took over from main. The default is what the environment variable
+    /// `ORRERY_ORBIT_CHECK` says: `1` turns it on.
     #[must_use]
     pub fn check(mut self, on: bool) -> Self {
         self.check = Some(on);
@@ -257,8 +257,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Init`] where the init function crashed or took too long, [`Error::Name`], [`Error::NoFunction`],
-    /// [`Error::Inside`] in an orbit, [`Error::Domain`] where the process could not be made or a setting makes no sense,
-    /// [`Error::Area`] where there is no room for areas. Nothing is left over then.
+    /// [`Error::Inside`] in an orbit, [`Error::Domain`] where the process could not be made or a setting makes no
+    /// sense, [`Error::Area`] where there is no room for areas. Nothing is left over then.
     pub fn create(self) -> Result<Orbit> {
         if task::is_orbit() {
             return Err(Error::Inside { operation: "creating an orbit" });

@@ -1,16 +1,17 @@
 //! In the orbit: the checking mode, in which tasks have only what was passed.
 //!
-//! While a task runs, the memory that the orbit took over from main and that main could write to, and all areas, are not
-//! accessible. Each access faults; the handler notes address, value and instruction in the [`CheckLog`], makes the page
-//! accessible for that one instruction (the trap flag, SIGTRAP), and the task goes on. Main, which alone knows what it passed
-//! and freed, judges what was noted ([`crate::findings`]).
+//! While a task runs, the memory that the orbit took over from main and that main could write to, and all areas, are
+//! not accessible. Each access faults; the handler notes address, value and instruction in the [`CheckLog`], makes the
+//! page accessible for that one instruction (the trap flag, SIGTRAP), and the task goes on. Main, which alone knows
+//! what it passed and freed, judges what was noted ([`crate::findings`]).
 //!
 //! What is not noted:
 //!
-//! - memory that the orbit has changed itself since its creation, such as its store: a *reference* child, forked before the
-//!   init function, has it as of the creation;
-//! - what the C library and the dynamic loader touch for themselves, such as lists of free memory, and the pages of that.
-//!   [`LEAVES`] that the task calls, such as memcpy(3), work for the task;
+//! - memory that the orbit has changed itself since its creation, such as its store: a *reference* child, forked before
+//!   the init function, has it as of the creation;
+//! - what the C library and the dynamic loader touch for themselves, such as lists of free memory, and the pages of
+//!   that. [`LEAVES`] that the task calls, such as memcpy(3), work for the task;
+//! - what a process touches that a task forked;
 //! - code, constants, the stack, thread-local storage, the data of the C and C++ runtimes and of this library;
 //! - after so many accesses to a page ([`ACCESSES`]), the rest of them.
 
@@ -23,6 +24,7 @@ use orrery_memory::area::View;
 use orrery_sys::maps::{Access, Maps};
 use orrery_sys::{PAGE, PageRange, process_memory};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How many accesses to a page are noted during a task.
 const ACCESSES: u8 = 64;
@@ -124,7 +126,8 @@ struct LogPlace(NonNull<u8>);
 
 impl LogPlace {
     fn count(&self) -> &AtomicU32 {
-        // SAFETY: the log, which outlives whoever knows its place, begins with a zeroed word that is used as an atomic only.
+        // SAFETY: the log, which outlives all that know its place, begins with a zeroed word that is used as an atomic
+        // only.
         unsafe { self.0.cast::<AtomicU32>().as_ref() }
     }
 
@@ -168,6 +171,10 @@ struct Checker {
     reference: libc::pid_t,
     process: libc::pid_t,
     active: bool,
+    /// Whether it was active when a fork began.
+    forking: bool,
+    /// How many bytes are guarded: they do not count as the process' data meanwhile.
+    bytes: u64,
     stepping: [usize; STEP],
     steps: usize,
 }
@@ -270,8 +277,8 @@ pub(crate) fn prepare() -> Option<Inherited> {
     use_up_heaps(&ranges);
     let mut byte = [0; 1];
     let readable = reference > 0 && process_memory::read(reference, own as u64, &mut byte).is_ok();
-    // Without a reference what main passed otherwise cannot be told from the orbit's own; areas can be checked.
-    // SAFETY: looks up names; what comes back is the variant for this processor.
+    // Without a reference what main passed otherwise cannot be distinguished from the orbit's own; areas can be
+    // checked. SAFETY: looks up names; what comes back is the variant for this processor.
     let leaves = LEAVES.map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.addr());
     let leaves = leaves.map(|address| if address == 0 { usize::MAX - LEAF } else { address });
     Some(Inherited {
@@ -300,8 +307,8 @@ fn without(ranges: &mut Vec<PageRange>, hole: PageRange) {
     *ranges = parts.filter(|range| !range.is_empty()).collect();
 }
 
-/// Takes what is free in the heaps that were main's, so that what tasks allocate comes from new memory: it would be taken for
-/// main's otherwise, and the kernel could not write to it. Only small blocks still come from there.
+/// Takes what is free in the heaps that were main's, so that what tasks allocate comes from new memory: it would be
+/// taken for main's otherwise, and the kernel could not write to it. Only small blocks still come from there.
 fn use_up_heaps(inherited: &[PageRange]) {
     const SIZES: [usize; 5] = [64 << 10, 16 << 10, 4 << 10, 1 << 10, 256];
     const MOST: usize = 1 << 16;
@@ -320,7 +327,7 @@ fn use_up_heaps(inherited: &[PageRange]) {
 fn mapped<T>(count: usize) -> Option<*mut T> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let bytes = (count.max(1) * size_of::<T>()).next_multiple_of(PAGE);
-    // SAFETY: a new mapping takes nothing from anybody.
+    // SAFETY: a new mapping replaces no mapping.
     unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) }
         .ok()
         .map(<*mut c_void>::cast)
@@ -360,11 +367,28 @@ pub(crate) fn install(inherited: &Inherited, view: &View, log: &'static CheckLog
             reference: inherited.reference,
             process: libc::getpid(),
             active: false,
+            forking: false,
+            bytes: all.iter().map(|guarded| guarded.range.len() as u64).sum(),
             stepping: [0; STEP],
             steps: 0,
         });
     }
     CHECKER.0.store(place, Ordering::SeqCst);
+    // SAFETY: registers functions that make system calls only. Without memory for that, a child of a task's may find
+    // memory guarded while it blocks the handler's signals.
+    let _ = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), None) };
+}
+
+/// What is forked is born with all its memory: it is not checked, and handlers of forks may block all signals.
+extern "C" fn before_fork() {
+    let was_active = end();
+    if let Some(checker) = checker() {
+        checker.forking = was_active;
+    }
+}
+
+extern "C" fn after_fork() {
+    again(checker().is_some_and(|checker| core::mem::take(&mut checker.forking)));
 }
 
 /// Guards memory, before a task.
@@ -408,12 +432,26 @@ impl Checker {
     fn guard(&mut self, on: bool) {
         self.active = on;
         self.steps = 0;
+        if !on {
+            self.limit_data(on);
+        }
         for guarded in self.guarded.iter() {
             protect(guarded.range, !on);
         }
+        if on {
+            self.limit_data(on);
+        }
     }
 
-    /// Whether the orbit has changed so much memory around an address since its creation, or that cannot be told.
+    /// Keeps a limit on data (RLIMIT_DATA) what it is for the task, though guarded memory does not count.
+    fn limit_data(&self, guarded: bool) {
+        let Rlimit { current: Some(soft), maximum } = getrlimit(Resource::Data) else { return };
+        let soft = if guarded { soft.saturating_sub(self.bytes) } else { soft.saturating_add(self.bytes) };
+        let current = Some(maximum.map_or(soft, |hard| soft.min(hard)));
+        let _ = setrlimit(Resource::Data, Rlimit { current, maximum });
+    }
+
+    /// Whether the orbit has changed so much memory around an address since its creation, or that is unknown.
     fn is_own(&self, address: usize, around: usize) -> bool {
         let start = address & !(around - 1);
         let mut then = [0_u8; AROUND];
@@ -449,8 +487,12 @@ pub(crate) fn handles(signal: c_int, address: usize, context: *mut c_void) -> bo
     let after = checker.guarded.partition_point(|guarded| guarded.range.start <= address);
     let Some(guarded) = after.checked_sub(1).map(|index| checker.guarded[index]) else { return false };
     let page = page_of(address);
-    if !guarded.range.contains(address) || !protect(page, true) {
+    if !guarded.range.contains(address) {
         return false;
+    }
+    if !protect(page, true) {
+        // The task has all the data that it may have. The rest of it is not checked.
+        return end();
     }
     let instruction = usize::try_from(registers[libc::REG_RIP as usize].cast_unsigned()).unwrap_or(0);
     let stack = usize::try_from(registers[libc::REG_RSP as usize].cast_unsigned()).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! In the orbit: crash reports. A handler notes which signal, at which address, then lets the signal end the process as it
-//! would have without us (core dump included).
+//! In the orbit: crash reports. A handler notes which signal, at which address, then lets the signal end the process as
+//! it would have without us (core dump included).
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -17,11 +17,11 @@ const STACK: usize = 64 << 10;
 /// Where the handler writes; a handler has no other way to know.
 static CONTROL: AtomicPtr<ControlBlock> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Installs the handler, on a stack of its own, so that an exhausted stack can be told too.
+/// Installs the handler, on a stack of its own, so that an exhausted stack can be reported too.
 pub(crate) fn install(control: &'static ControlBlock) {
     CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::SeqCst);
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping takes nothing from anybody; it stays for good.
+    // SAFETY: a new mapping replaces no mapping; it stays for good.
     let stack =
         unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), STACK, protection, MapFlags::PRIVATE) };
     if let Ok(stack) = stack {
@@ -56,8 +56,8 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
         // SAFETY: set by `install` to a control block that lives as long as the process.
         unsafe { &*control }.note_signal(signal, has_address.then_some(address), instruction(context));
     }
-    // SAFETY: restores the default and, for a signal that somebody sent, sends it again: it is delivered when we return.
-    // One that an instruction caused comes again by itself.
+    // SAFETY: restores the default and, for a signal that a process sent, sends it again: it is delivered when we
+    // return. One that an instruction caused comes again by itself.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         if !by_kernel || signal == libc::SIGSYS || signal == libc::SIGTRAP {

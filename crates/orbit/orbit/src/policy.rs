@@ -5,9 +5,10 @@ use core::time::Duration;
 /// What to do with a call when the queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackPressure {
-    /// Wait for room like [`BackPressure::WaitAtMost`], but a call without a return value waits for 100 ms at most, and once
-    /// that was in vain, others fail at once until the orbit returns from a task: an orbit that hangs does not hold up a
-    /// program that does not depend on its answers. [`orrery_domain::Statistics::dropped`] counts the calls that fail.
+    /// Wait for room like [`BackPressure::WaitAtMost`], but a call without a return value waits for 100 ms at most, and
+    /// once that was in vain, others fail at once until the orbit returns from a task: an orbit that hangs does not
+    /// hold up a program that does not depend on its answers. [`orrery_domain::Statistics::dropped`] counts the calls
+    /// that fail.
     WaitForValues(Duration),
     /// Wait for room.
     Wait,
@@ -26,7 +27,7 @@ pub enum Placement {
     /// asynchronous ones.
     #[default]
     Auto,
-    /// On the CPU of whoever called last.
+    /// On the CPU of the thread that called last.
     Caller,
     /// On this CPU.
     Cpu(usize),

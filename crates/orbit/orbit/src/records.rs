@@ -1,4 +1,4 @@
-//! What main keeps of calls: a record until somebody has taken its outcome, in slots that are used again.
+//! What main keeps of calls: a record until its outcome has been taken, in slots that are used again.
 
 use std::collections::VecDeque;
 

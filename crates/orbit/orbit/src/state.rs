@@ -1,11 +1,11 @@
 //! Main's side of an orbit: what is under way, what has come back, what to do when the orbit dies.
 //!
-//! No thread of ours runs in main. Whoever calls, waits or asks also *pumps*: takes in answers and updates, notices
-//! death, restarts when it is time. All of that happens under one lock and never waits for the orbit.
+//! No thread of ours runs in main. A thread that calls, waits or asks also *pumps*: takes in answers and updates,
+//! notices death, restarts when it is time. All of that happens under one lock and never waits for the orbit.
 //!
-//! A call is a [`QueuedCall`] from the moment it is in the queue until the orbit is done with its slot *and* its pages. A
-//! cancelled call, and one whose task died, stay queued as *settled*: their outcome is known, but the calls behind them build on
-//! their pages, so the orbit (or its successor) still has to put those in place.
+//! A call is a [`QueuedCall`] from the moment it is in the queue until the orbit is done with its slot *and* its pages.
+//! A cancelled call, and one whose task died, stay queued as *settled*: their outcome is known, but the calls behind
+//! them build on their pages, so the orbit (or its successor) still has to put those in place.
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -130,7 +130,7 @@ pub(crate) struct State {
     pub(crate) memory_limit: Option<u64>,
     pub(crate) memory_kills: u64,
     pub(crate) statistics: StatisticsPage,
-    /// What the last instance died of, for whoever asks.
+    /// What the last instance died of, for later questions.
     pub(crate) last_fault: Option<Fault>,
 }
 
@@ -343,7 +343,7 @@ impl State {
                 let now = Moment::now();
                 let running =
                     self.queued.iter().find(|f| !f.settled && self.control.claim(f.number) == Claim::Taken);
-                // One that was killed before its limit was killed by somebody else.
+                // One that was killed before its limit was killed by another process.
                 if let Some(QueuedCall { limit: Some(limit), .. }) = running
                     && now.since(Moment(self.control.started())) >= *limit
                 {
@@ -486,7 +486,7 @@ impl State {
                 for queued_call in &mut self.queued {
                     queued_call.seen_running = None;
                 }
-                // Whoever waits looked at the predecessor.
+                // The threads that wait looked at the predecessor.
                 self.side.gate().stir();
             }
             Err(error) => {

@@ -22,7 +22,7 @@ use crate::state::{Phase, QueuedCall, State};
 const WITHOUT_VALUE: Duration = Duration::from_millis(100);
 
 impl Shared {
-    /// Puts a call into the queue. Also returns what was heard of the orbit before it was told.
+    /// Puts a call into the queue. Also returns what was heard of the orbit before it was notified.
     pub(crate) fn submit(&self, call: &Call<'_>, sync: bool, abandoned: bool) -> Result<(Ticket, u32)> {
         self.check_here("making a call")?;
         if call.arguments.len() >= ARGUMENTS {
@@ -56,7 +56,7 @@ impl Shared {
             delta: delta.reference().to_bits(),
         };
         let gate = self.channel.main_gate();
-        // Before the orbit can see the call: it may answer before it is told.
+        // Before the orbit can see the call: it may answer before it is notified.
         let heard = gate.heard();
         let message = state.side.sent();
         state.control.open(message);

@@ -124,7 +124,7 @@ impl Permissions {
                 let allowed = self.ranges.iter().any(|range| range.start <= address && end <= range.end);
                 let in_area = || {
                     Area::containing(core::ptr::without_provenance::<u8>(address))
-                        .is_some_and(|area| end - area.base() <= area.used())
+                        .is_some_and(|area| area.in_use(address, bytes.len()))
                 };
                 if allowed || in_area() {
                     Ok(())
@@ -244,13 +244,17 @@ impl Record<'_> {
         }
     }
 
-    /// Between arrival and application an area may have gone.
+    /// Between arrival and application a block may have been freed, or an area.
     fn still_applies(&self) -> Result<(), String> {
         match *self {
             Record::Modify { address, bytes } => {
                 let gone = Area::containing(core::ptr::without_provenance::<u8>(address))
-                    .is_some_and(|area| address + bytes.len() - area.base() > area.used());
-                if gone { Err(format!("the area at {address:#x} has shrunk")) } else { Ok(()) }
+                    .is_some_and(|area| !area.in_use(address, bytes.len()));
+                if gone {
+                    Err(format!("{} bytes at {address:#x} are not in use any more", bytes.len()))
+                } else {
+                    Ok(())
+                }
             }
             _ => Ok(()),
         }

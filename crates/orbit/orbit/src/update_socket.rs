@@ -23,6 +23,12 @@ const MAGIC: u64 = 0x6f72_6269_745f_7570;
 pub(crate) struct UpdateSocket {
     main: OwnedFd,
     orbit: OwnedFd,
+    /// Which socket the orbit's end is: device and inode. A task may close it, and another file get its number.
+    identity: (u64, u64),
+}
+
+fn identity(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
+    rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// What arrived.
@@ -41,7 +47,8 @@ impl UpdateSocket {
         let flags = SocketFlags::CLOEXEC;
         let (main, orbit) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(|e| orrery_sys::Error::new("socketpair", 0, e))?;
-        Ok(Self { main: descriptors::raise(main), orbit: descriptors::raise(orbit) })
+        let identity = identity(&orbit).map_err(|e| orrery_sys::Error::new("fstat", 0, e))?;
+        Ok(Self { main: descriptors::raise(main), orbit: descriptors::raise(orbit), identity })
     }
 
     /// Returns the orbit's end.
@@ -49,8 +56,12 @@ impl UpdateSocket {
         &self.orbit
     }
 
-    /// In the orbit: sends. Where the socket is full, `full` is called (to wake main), then it waits.
+    /// In the orbit: sends. Where the socket is full, `full` is called (to wake main), then it waits. Fails with EBADF where
+    /// the task has closed the socket.
     pub(crate) fn send(&self, call: u64, records: &[u8], full: impl Fn()) -> Result<(), Errno> {
+        if identity(&self.orbit) != Ok(self.identity) {
+            return Err(Errno::BADF);
+        }
         let mut head = [0; HEAD];
         head[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         head[8..16].copy_from_slice(&call.to_ne_bytes());

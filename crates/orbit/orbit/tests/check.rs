@@ -24,6 +24,8 @@ orrery_testing::cases![
     what_did_not_change_is_not_named,
     what_the_orbit_has_of_its_own_is_not_named,
     updates_and_faults_are_as_ever,
+    a_task_that_forks_is_checked_and_its_child_is_not,
+    a_limit_of_memory_holds,
     restarted_orbits_of_programs_with_threads_are_checked,
     the_environment_turns_it_on,
 ];
@@ -238,10 +240,61 @@ fn updates_and_faults_are_as_ever() {
     let finished = orbit.call_and_receive(&call).unwrap();
     assert_eq!(finished.updates.len(), 1);
     let text = finished.result.unwrap_err().to_string();
-    assert!(
-        text.contains("SIGSEGV at address 0x12345000") && text.contains("updates_and_faults_are_as_ever"),
-        "{text}"
-    );
+    assert!(text.contains("SIGSEGV at address 0x12345000") && text.contains("common::crash+"), "{text}");
+    none(&orbit);
+}
+
+/// Forks a child that reads main's memory and returns from the task, and reads it too.
+fn forks_and_reads(_: &mut Task<'_>) -> i64 {
+    // SAFETY: the child returns as the task would.
+    let child = unsafe { libc::fork() };
+    let mut status = 0;
+    // SAFETY: waits for our child, of which there is one.
+    if child > 0 && unsafe { libc::waitpid(child, &raw mut status, 0) } != child {
+        return -1;
+    }
+    LIMIT.load(Ordering::SeqCst) * 1000 + i64::from(status)
+}
+
+fn a_task_that_forks_is_checked_and_its_child_is_not() {
+    let orbit = checked(forks_and_reads);
+    for call in 1..4 {
+        LIMIT.store(10 + call, Ordering::SeqCst);
+        assert_eq!(orbit.call(&Call::new()), Ok(10_000), "the child ends well");
+        let found = only(&orbit);
+        assert_eq!((found.reason, found.address), (Reason::Stale, LIMIT.as_ptr().addr()));
+    }
+}
+
+/// How many MiB a task gets, in pieces of one.
+fn grabs(_: &mut Task<'_>) -> i64 {
+    let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    let flags = rustix::mm::MapFlags::PRIVATE;
+    // SAFETY: new mappings, which nobody uses, and which end with the orbit.
+    let piece = || unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), 1 << 20, access, flags) };
+    (0..1000).take_while(|_| piece().is_ok()).count().try_into().unwrap()
+}
+
+fn a_limit_of_memory_holds() {
+    if rustix::process::geteuid().is_root() {
+        // Only an ordinary user's orbits are bound by the process limit, not by a group.
+        // SAFETY: changes who this process, which is the case's alone, is.
+        assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable).unwrap();
+    }
+    let mut limits = orrery_orbit::Limits::default();
+    limits.memory = Some(48 << 20);
+    let area = area();
+    let number = number(&area);
+    number.set(5);
+    let orbit = Orbit::builder("bound").check(true).limits(limits).entry(read).create().unwrap();
+    if orbit.enforcement().unwrap().memory != orrery_orbit::Means::ProcessLimit {
+        orrery_testing::skipped!("the process limit: this user may make groups");
+        return;
+    }
+    let got = orbit.call(&Call::new().function(grabs)).unwrap();
+    assert!((40..=48).contains(&got), "{got} MiB");
+    assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())), Ok(5), "it goes on");
     none(&orbit);
 }
 

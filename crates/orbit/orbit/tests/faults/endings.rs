@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use orrery_orbit::{Area, Call, Error, Fault, Orbit, Task, is_orbit};
+use orrery_orbit::{Area, Call, Error, Fault, Orbit, Scratch, Task, is_orbit};
 
 use crate::common::{area, childless, crash, ends, number, read};
 use crate::support::{fault, kill, obeying, orbit, restarting};
@@ -258,5 +258,34 @@ pub(crate) fn a_task_that_closes_all_files_harms_the_orbit_alone() {
         assert!(after == Ok(true) || failed, "{after:?}");
         let again = (0..3).find_map(|_| seen().ok());
         assert_eq!(again, Some(true), "round {round}");
+    }
+}
+
+/// Closes every file, opens others in their places by the argument 1, and sends an update: whether that was said to be sent.
+fn close_and_send(task: &mut Task<'_>) -> i64 {
+    let occupies = task.arguments()[0] == 1;
+    // SAFETY: what of this process's is closed is what the case is about.
+    assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+    if occupies {
+        // What the program opens next may get any number.
+        let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        // SAFETY: sysconf reads a limit.
+        let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(16, 4096);
+        for number in 16..i32::try_from(limit).unwrap() {
+            // SAFETY: a number that is open or not is overwritten, which is what the case is about.
+            assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), number) }, number);
+        }
+        std::mem::forget((one, other));
+    }
+    i64::from(task.send(Scratch::new().data(b"update")).is_ok())
+}
+
+pub(crate) fn an_update_of_a_task_that_closed_all_files_is_an_error_or_arrives() {
+    let orbit = restarting(Orbit::builder("closes")).entry(close_and_send).create().unwrap();
+    for occupies in [0, 1, 0, 1] {
+        let future = orbit.call_async(&Call::new().arguments(&[occupies])).unwrap();
+        let arrived = matches!(future.receive(), Ok(Some(_)));
+        let said = future.get();
+        assert!(arrived || said != Ok(1), "occupies {occupies}: {said:?} though nothing arrived");
     }
 }

@@ -3,19 +3,21 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 #[expect(dead_code, reason = "helpers of the other tests")]
+#[path = "../common/mod.rs"]
 mod common;
+mod queue;
+mod updates;
 
 use std::ffi::{c_long, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use common::{address, area, number, number_on_its_page, read};
+use common::{address, area, number, read};
 use orrery_orbit::{
-    ARGUMENTS, Area, AreaOptions, AreaVec, BackPressure, Call, Error, Flags, Life, Orbit, Placement, Reaper,
-    Record, Scratch, Task, send,
+    ARGUMENTS, Area, AreaOptions, AreaVec, Call, Error, Flags, Life, Orbit, Placement, Reaper, Scratch, Task,
 };
+use queue::busy;
 use rustix::process::{Pid, WaitOptions, wait as wait_for_any};
 
 orrery_testing::cases![
@@ -41,23 +43,24 @@ orrery_testing::cases![
     futures_may_be_taken_in_any_order,
     dropped_futures_leave_nothing,
     no_return_value_keeps_nothing,
-    same_arguments_are_skipped,
-    any_waiting_call_skips,
-    same_arguments_are_cancelled,
-    any_cancellable_call_is_cancelled,
-    a_future_cancels_its_call,
-    cancelled_calls_leave_their_pages_to_the_next,
-    a_full_queue_fails,
-    a_full_queue_is_waited_for,
-    a_full_queue_makes_room,
-    updates_arrive_in_order,
-    updates_arrive_before_the_end,
-    updates_of_queued_calls_are_kept_apart,
-    large_updates_arrive,
-    many_updates_of_a_synchronous_call_arrive,
-    updates_are_applied_one_by_one,
-    bad_updates_are_refused,
-    sending_outside_of_a_task_is_an_error,
+    queue::same_arguments_are_skipped,
+    queue::any_waiting_call_skips,
+    queue::same_arguments_are_cancelled,
+    queue::any_cancellable_call_is_cancelled,
+    queue::a_future_cancels_its_call,
+    queue::cancelled_calls_leave_their_pages_to_the_next,
+    queue::a_full_queue_fails,
+    queue::a_full_queue_is_waited_for,
+    queue::a_full_queue_makes_room,
+    updates::updates_arrive_in_order,
+    updates::updates_arrive_before_the_end,
+    updates::updates_of_queued_calls_are_kept_apart,
+    updates::large_updates_arrive,
+    updates::many_updates_of_a_synchronous_call_arrive,
+    updates::updates_are_applied_one_by_one,
+    updates::bad_updates_are_refused,
+    updates::updates_beside_blocks_are_refused,
+    updates::sending_outside_of_a_task_is_an_error,
     calls_from_inside_are_errors,
     a_forked_child_of_main_is_told,
     destroying_is_final,
@@ -68,16 +71,8 @@ orrery_testing::cases![
     a_waiting_time_is_kept,
 ];
 
-fn orbit(entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Orbit {
+pub(crate) fn orbit(entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Orbit {
     Orbit::builder("test").entry(entry).create().unwrap()
-}
-
-/// Says that it has begun, then waits for a byte from the pipe that the argument names.
-fn wait(task: &mut Task<'_>) -> i64 {
-    task.send(Scratch::new().data(b"begun")).unwrap();
-    // SAFETY: its callers pass the end of a pipe that is open in main, so that the orbit has it since its creation.
-    let pipe = unsafe { BorrowedFd::borrow_raw(task.argument::<i32>().unwrap()) };
-    i64::from(rustix::io::read(pipe, &mut [0; 1]) != Ok(1))
 }
 
 fn a_call_returns_what_the_task_returns() {
@@ -387,352 +382,6 @@ fn no_return_value_keeps_nothing() {
         let future = orbit.call_async(&Call::new().flags(Flags::NO_RETURN_VALUE)).unwrap();
         assert_eq!(future.get(), Err(Error::NoValue));
     }
-    assert_eq!(orbit.call(&Call::new()), Ok(1));
-}
-
-/// An orbit that is busy until it is released, so that calls behind wait.
-fn busy(builder: orrery_orbit::Builder) -> (Orbit, orrery_orbit::Future, Hold) {
-    let (read, write) = rustix::pipe::pipe().unwrap();
-    let orbit = builder.entry(|task| i64::from(task.arguments()[0])).create().unwrap();
-    let pipe = read.as_raw_fd().to_ne_bytes();
-    let future = orbit.call_async(&Call::new().function(wait).arguments(&pipe)).unwrap();
-    // Until the orbit has taken it, it counts as waiting.
-    assert_eq!(future.receive().unwrap().unwrap().len(), 1);
-    (orbit, future, Hold(write))
-}
-
-/// Keeps an orbit busy.
-struct Hold(OwnedFd);
-
-impl Hold {
-    fn release(self) {
-        assert_eq!(rustix::io::write(&self.0, b"x"), Ok(1));
-    }
-}
-
-fn same_arguments_are_skipped() {
-    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
-    let once = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
-    let same = Call::new().arguments(&[1]).flags(Flags::SKIP_SAME_ARGUMENT);
-    assert_eq!(orbit.call_async(&same).unwrap_err(), Error::Skipped { waiting: once.call() });
-    let other = Call::new().arguments(&[2]).flags(Flags::SKIP_SAME_ARGUMENT);
-    let other = orbit.call_async(&other).unwrap();
-    let function = Call::new().arguments(&[1]).function(|_| 77).flags(Flags::SKIP_SAME_ARGUMENT);
-    let function = orbit.call_async(&function).unwrap();
-    hold.release();
-    assert_eq!((once.get(), other.get(), function.get()), (Ok(1), Ok(2), Ok(77)));
-    assert_eq!(orbit.call(&same), Ok(1), "nothing waits any more");
-}
-
-fn any_waiting_call_skips() {
-    let (orbit, running, hold) = busy(Orbit::builder("busy"));
-    let skip = Call::new().arguments(&[2]).flags(Flags::SKIP_ANY);
-    let first = orbit.call_async(&skip).unwrap();
-    assert_eq!(orbit.call_async(&skip).unwrap_err(), Error::Skipped { waiting: first.call() });
-    hold.release();
-    assert_eq!((running.get(), first.get()), (Ok(0), Ok(2)));
-}
-
-fn same_arguments_are_cancelled() {
-    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
-    let cancellable =
-        |byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap();
-    let (one, two) = (cancellable(1), cancellable(2));
-    let firm = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
-    let last = orbit.call_async(&Call::new().arguments(&[1]).flags(Flags::CANCEL_SAME_ARGUMENT)).unwrap();
-    assert_eq!(one.get(), Err(Error::Cancelled { call: one.call() }));
-    hold.release();
-    assert_eq!((two.get(), firm.get(), last.get()), (Ok(2), Ok(1), Ok(1)));
-}
-
-fn any_cancellable_call_is_cancelled() {
-    let (orbit, running, hold) = busy(Orbit::builder("busy"));
-    let waiting: Vec<_> = (1..10)
-        .map(|byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap())
-        .collect();
-    let last = orbit.call_async(&Call::new().arguments(&[50]).flags(Flags::CANCEL_ANY)).unwrap();
-    for future in &waiting {
-        assert_eq!(future.get(), Err(Error::Cancelled { call: future.call() }));
-    }
-    hold.release();
-    assert_eq!((running.get(), last.get()), (Ok(0), Ok(50)));
-}
-
-fn a_future_cancels_its_call() {
-    let (orbit, running, hold) = busy(Orbit::builder("busy"));
-    let waiting = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
-    assert_eq!(running.cancel(), Ok(false), "it runs");
-    assert_eq!(waiting.cancel(), Ok(true));
-    assert_eq!(waiting.cancel(), Ok(false), "it is cancelled already");
-    assert_eq!(waiting.get(), Err(Error::Cancelled { call: waiting.call() }));
-    hold.release();
-    assert_eq!(running.get(), Ok(0));
-    assert_eq!(running.cancel(), Ok(false), "it is over");
-}
-
-fn cancelled_calls_leave_their_pages_to_the_next() {
-    let area = area();
-    let numbers: Vec<_> = (0..8).map(|_| number_on_its_page(&area)).collect();
-    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
-    let areas = [&area];
-    let mut futures = Vec::new();
-    for (i, number) in (0..).zip(&numbers) {
-        number.set(i + 1);
-        let bytes = numbers[0].address();
-        futures.push(orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap());
-    }
-    // Only the first and the last stay; the last sees what the cancelled ones brought.
-    for future in &futures[1..7] {
-        assert_eq!(future.cancel(), Ok(true));
-    }
-    hold.release();
-    for (i, number) in (0..).zip(&numbers) {
-        let bytes = number.address();
-        let seen = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap();
-        assert_eq!(seen.get(), Ok(i + 1));
-    }
-    assert_eq!((futures[0].get(), futures[7].get()), (Ok(1), Ok(1)));
-}
-
-fn a_full_queue_fails() {
-    let builder = Orbit::builder("full").queue(3).back_pressure(BackPressure::Fail);
-    let (orbit, running, hold) = busy(builder);
-    let waiting = [(); 2].map(|()| orbit.call_async(&Call::new().arguments(&[1])).unwrap());
-    let full = Error::QueueFull { orbit: "full".to_owned(), bound: 3 };
-    assert_eq!(orbit.call_async(&Call::new().arguments(&[1])).unwrap_err(), full);
-    assert_eq!(orbit.call(&Call::new().arguments(&[1])), Err(full));
-    hold.release();
-    assert_eq!(running.get(), Ok(0));
-    assert!(waiting.iter().all(|future| future.get() == Ok(1)));
-}
-
-fn a_full_queue_is_waited_for() {
-    let (orbit, _running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(BackPressure::Wait));
-    let releaser = std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_millis(30));
-        hold.release();
-    });
-    for i in 0..20 {
-        let future = orbit.call_async(&Call::new().arguments(&[i])).unwrap();
-        drop(future);
-    }
-    assert_eq!(orbit.call(&Call::new().arguments(&[9])), Ok(9));
-    releaser.join().unwrap();
-    let timeout = BackPressure::WaitAtMost(Duration::from_millis(30));
-    let (orbit, running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(timeout));
-    assert!(matches!(orbit.call(&Call::new().arguments(&[1])), Err(Error::QueueFull { .. })));
-    hold.release();
-    assert_eq!(running.get(), Ok(0));
-}
-
-fn a_full_queue_makes_room() {
-    let (orbit, _running, hold) =
-        busy(Orbit::builder("full").queue(3).back_pressure(BackPressure::CancelOldest));
-    let call = |byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap();
-    let (oldest, old, new) = (call(1), call(2), call(3));
-    assert_eq!(oldest.get(), Err(Error::Cancelled { call: oldest.call() }));
-    hold.release();
-    assert_eq!((old.get(), new.get()), (Ok(2), Ok(3)));
-}
-
-fn updates_arrive_in_order() {
-    let orbit = orbit(|task| {
-        let mut scratch = Scratch::new();
-        for i in 0..5_u8 {
-            for j in 0..i {
-                scratch.data(&[i, j]);
-            }
-            task.send(&mut scratch).unwrap();
-            assert!(scratch.is_empty());
-        }
-        9
-    });
-    let finished = orbit.call_and_receive(&Call::new()).unwrap();
-    assert_eq!(finished.result, Ok(9));
-    assert_eq!(finished.updates.len(), 5);
-    for (i, update) in (0..).zip(&finished.updates) {
-        let update = update.as_ref().unwrap();
-        assert_eq!((update.call(), update.len()), (finished.call, usize::from(i)));
-        for (j, record) in (0..).zip(update.records()) {
-            assert_eq!(record, Record::Data(&[i, j]));
-        }
-    }
-    let future = orbit.call_async(&Call::new()).unwrap();
-    let mut count = 0;
-    while let Some(update) = future.receive().unwrap() {
-        assert_eq!(update.len(), count);
-        count += 1;
-    }
-    assert_eq!((count, future.get()), (5, Ok(9)));
-}
-
-fn updates_arrive_before_the_end() {
-    // That the task has begun is said by an update.
-    let (_orbit, running, hold) = busy(Orbit::builder("early"));
-    assert_eq!(running.try_get(), Ok(None), "the task still runs");
-    hold.release();
-    assert_eq!(running.receive(), Ok(None));
-    assert_eq!(running.finish().unwrap().result, Ok(0));
-}
-
-fn updates_of_queued_calls_are_kept_apart() {
-    let orbit = orbit(|task| {
-        let byte = task.arguments()[0];
-        for i in 0..3 {
-            task.send(Scratch::new().data(&[byte, i])).unwrap();
-        }
-        0
-    });
-    for _ in 0..20 {
-        let futures: Vec<_> =
-            (0..50).map(|byte| orbit.call_async(&Call::new().arguments(&[byte])).unwrap()).collect();
-        // Main looks when all of them are over, so that all updates are there at once.
-        assert_eq!(futures[49].get(), Ok(0));
-        for (byte, future) in (0..).zip(futures) {
-            let updates = future.finish().unwrap().updates;
-            assert_eq!(updates.len(), 3);
-            for (i, update) in (0..).zip(&updates) {
-                let update = update.as_ref().unwrap();
-                assert_eq!(update.records().next(), Some(Record::Data(&[byte, i])));
-            }
-        }
-    }
-}
-
-fn large_updates_arrive() {
-    let orbit = orbit(|task| {
-        let len = task.argument::<usize>().unwrap();
-        let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 253).unwrap()).collect();
-        task.send(Scratch::new().data(&bytes)).unwrap();
-        0
-    });
-    for len in [0, 1, 30_000, 40_000, 5 << 20, 100 << 20] {
-        let finished = orbit.call_and_receive(&Call::new().arguments(&usize::to_ne_bytes(len))).unwrap();
-        let update = finished.updates[0].as_ref().unwrap();
-        let Some(Record::Data(bytes)) = update.records().next() else { panic!("no data") };
-        assert!(bytes.len() == len && (0..len).all(|i| usize::from(bytes[i]) == i % 253));
-    }
-    let orbit = Orbit::builder("small").largest_update(1000).entry(|task| {
-        let first = task.send(Scratch::new().data(&[1; 5000]));
-        task.send(Scratch::new().data(&[1; 50])).unwrap();
-        i64::from(first.is_ok())
-    });
-    let finished = orbit.create().unwrap().call_and_receive(&Call::new()).unwrap();
-    assert!(matches!(&finished.updates[0], Err(Error::BadUpdate { .. })));
-    assert_eq!(finished.updates[1].as_ref().unwrap().len(), 1);
-}
-
-fn many_updates_of_a_synchronous_call_arrive() {
-    // More than any socket holds: main has to take them in while it waits.
-    let orbit = orbit(|task| {
-        let mut scratch = Scratch::new();
-        for i in 0..3_000_u32 {
-            task.send(scratch.data(&i.to_ne_bytes()).data(&[7; 3_000])).unwrap();
-        }
-        3_000
-    });
-    let finished = orbit.call_and_receive(&Call::new()).unwrap();
-    assert_eq!((finished.result.unwrap(), finished.updates.len()), (3_000, 3_000));
-    for (i, update) in (0_u32..).zip(finished.updates) {
-        assert_eq!(update.unwrap().records().next(), Some(Record::Data(&i.to_ne_bytes())));
-    }
-}
-
-static APPLIED: AtomicU32 = AtomicU32::new(0);
-
-extern "C" fn operation(count: usize, arguments: *mut usize) -> usize {
-    APPLIED.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: an operation is given as many arguments as it is told.
-    unsafe { std::slice::from_raw_parts(arguments, count) }.iter().sum()
-}
-
-fn updates_are_applied_one_by_one() {
-    let area = area();
-    let (first, second) = (number(&area), number(&area));
-    let orbit = orbit(|task| {
-        let [first, second] =
-            task.argument::<[usize; 2]>().unwrap().map(std::ptr::with_exposed_provenance_mut::<i64>);
-        // SAFETY: of numbers in an area that the call names; the task's copy of them is the task's alone.
-        let sum = unsafe {
-            *first += 1;
-            *first
-        };
-        let mut scratch = Scratch::new();
-        scratch
-            .modify(first, &sum.to_ne_bytes())
-            .modify(second, &77_i64.to_ne_bytes())
-            .operation(operation, &[1, 20, 300]);
-        task.send(&mut scratch).unwrap();
-        0
-    });
-    first.set(10);
-    let mut arguments = first.address().to_vec();
-    arguments.extend(second.address());
-    let areas = [&area];
-    let call = Call::new().areas(&areas).arguments(&arguments);
-    let finished = orbit.call_and_receive(&call).unwrap();
-    let update = finished.updates[0].as_ref().unwrap();
-    assert_eq!((first.get(), second.get()), (10, 0), "nothing is applied by itself");
-    let records: Vec<_> = update.records().collect();
-    // SAFETY: nobody else uses the numbers, and the task meant them.
-    unsafe { records[0].apply() }.unwrap();
-    assert_eq!((first.get(), second.get()), (11, 0), "the second is skipped");
-    // SAFETY: `operation` may be called with any numbers.
-    let applied = unsafe { records[2].apply() };
-    assert_eq!(applied, Ok(321));
-    assert_eq!(orbit.call(&call), Ok(0));
-    let finished = orbit.call_and_receive(&call).unwrap();
-    // SAFETY: as with one by one.
-    unsafe { finished.updates[0].as_ref().unwrap().apply() }.unwrap();
-    assert_eq!((first.get(), second.get()), (12, 77));
-    assert_eq!(APPLIED.load(Ordering::SeqCst), 2);
-}
-
-fn bad_updates_are_refused() {
-    let area = area();
-    let inside = number(&area);
-    let orbit = orbit(|task| {
-        let target = task.pointer::<i64>().unwrap();
-        let local = 0_u64;
-        let mut scratch = Scratch::new();
-        // A good record before a bad one does not save it.
-        let _ = task.send(scratch.modify(target, &[0; 8]).modify(&raw const local, &[0; 8]));
-        let _ = task.send(scratch.modify(target, &vec![0; 1 << 30 >> 4]));
-        let _ = task.send(scratch.modify(std::ptr::null::<u8>(), &[1]));
-        let bytes = scratch.data(b"whole").bytes().to_vec();
-        let _ = orrery_orbit::send_bytes(&bytes[..bytes.len() - 3]);
-        let _ = orrery_orbit::send_bytes(&[0xff; 64]);
-        // SAFETY: only the address is used: main has to refuse it.
-        let data: orrery_orbit::Operation = unsafe { std::mem::transmute(target) };
-        scratch.clear();
-        let _ = task.send(scratch.operation(data, &[]));
-        let _ = task.send(scratch.modify(target, &5_i64.to_ne_bytes()));
-        0
-    });
-    let areas = [&area];
-    let bytes = inside.address();
-    let finished = orbit.call_and_receive(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
-    assert_eq!(finished.result, Ok(0));
-    let (good, bad) = finished.updates.split_last().unwrap();
-    assert_eq!(bad.len(), 6);
-    for update in bad {
-        assert!(matches!(update, Err(Error::BadUpdate { .. })), "{update:?}");
-    }
-    // SAFETY: nobody else uses the number, which the task meant.
-    unsafe { good.as_ref().unwrap().apply() }.unwrap();
-    assert_eq!(inside.get(), 5);
-}
-
-fn sending_outside_of_a_task_is_an_error() {
-    let mut scratch = Scratch::new();
-    scratch.data(b"x");
-    assert!(matches!(send(&mut scratch), Err(Error::Outside { .. })));
-    assert_eq!(scratch.len(), 1, "nothing is lost");
-    let orbit = Orbit::builder("init")
-        .init(|| matches!(send(Scratch::new().data(b"x")), Err(Error::Outside { .. })))
-        .entry(|task| i64::from(*task.store::<bool>().unwrap()))
-        .create()
-        .unwrap();
     assert_eq!(orbit.call(&Call::new()), Ok(1));
 }
 
