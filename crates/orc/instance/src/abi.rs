@@ -1,18 +1,15 @@
 //! What a library that was built with the pass shows, and what it is given: `passes/cls/runtime/cls.h`.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 
 /// The version that this crate and the pass have in common.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
-/// `struct orrery_cls_thread`.
+/// `struct orrery_cls_thread`: what the loader uses of it, which is its beginning.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Words {
     pub(crate) delta: isize,
-    pub(crate) block: *mut c_char,
-    pub(crate) instance: *mut c_void,
-    pub(crate) blocks: *mut c_void,
 }
 
 /// `struct orrery_cls_host`.

@@ -95,7 +95,6 @@ unsafe extern "C" fn thread_ends(instance: *mut c_void, words: *mut Words) {
         if let Some(words) = words.as_mut() {
             // What runs in the thread after this runs in no instance.
             words.delta = 0;
-            words.instance = std::ptr::null_mut();
         }
         (*instance.cast::<Resources>()).threads.fetch_sub(1, Ordering::Release);
     }

@@ -1,21 +1,20 @@
 //! An instance: a library's state, and who is in it.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-use crate::abi::{Own, Words};
+use crate::abi::Own;
 use crate::error::{Error, Result};
 use crate::heap::Heap;
 use crate::library::Loaded;
 use crate::places::Place;
-use crate::region::region;
+use crate::region::{Moved, region};
 use crate::resources::Resources;
-use crate::words::thread_pointer;
+use crate::words::{self, thread_pointer};
 
 /// One copy of a library's writable state, with a heap.
 ///
@@ -24,6 +23,8 @@ use crate::words::thread_pointer;
 #[derive(Debug)]
 pub struct Instance {
     pub(crate) core: ManuallyDrop<Box<Core>>,
+    /// Of a copy: where the memory of the first instance was, and is here.
+    pub(crate) moved: Vec<Moved>,
 }
 
 /// What does not move, since the state has its address: that of its first member.
@@ -32,17 +33,24 @@ pub(crate) struct Core {
     resources: Resources,
     pub(crate) library: Arc<Loaded>,
     pub(crate) place: Place,
+    switch: Switch,
+}
+
+/// What entering and leaving use, in one line of the processor's cache.
+///
+/// The distance that the calling thread's word holds is that of the instance in which it is. An instance holds the distance
+/// that was there before it was entered, so that the instances in which a thread is are a list, the innermost first.
+#[repr(align(32))]
+struct Switch {
+    /// Where threads have their word.
+    words: words::Place,
+    /// From the library's own state to this one.
     delta: isize,
     /// Who entered: a thread pointer, or 0.
     entered: AtomicUsize,
-    /// What that thread's words were before.
-    previous: UnsafeCell<Words>,
+    /// What that thread's word was before. That thread alone uses it.
+    previous: AtomicIsize,
 }
-
-// SAFETY: `previous` is used by the thread that entered, alone.
-unsafe impl Send for Core {}
-// SAFETY: as above; the rest is atomic or under a lock.
-unsafe impl Sync for Core {}
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -53,12 +61,40 @@ impl std::fmt::Debug for Core {
     }
 }
 
-const NO_WORDS: Words = Words {
-    delta: 0,
-    block: std::ptr::null_mut(),
-    instance: std::ptr::null_mut(),
-    blocks: std::ptr::null_mut(),
-};
+impl Switch {
+    /// The word of the calling thread.
+    #[inline]
+    fn word(&self) -> &AtomicIsize {
+        // SAFETY: an instance has its library, which stays loaded; the reference is given to no other thread.
+        unsafe { self.words.delta() }
+    }
+
+    /// Returns whether the calling thread entered.
+    #[inline]
+    fn is_entered_here(&self) -> bool {
+        self.entered.load(Ordering::Relaxed) == thread_pointer()
+    }
+
+    /// Has the calling thread, which is noted as the one that entered, use the state.
+    #[inline]
+    fn enter(&self) {
+        let word = self.word();
+        self.previous.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+        word.store(self.delta, Ordering::Relaxed);
+    }
+
+    /// Leaves where this is the instance that the calling thread entered last; returns whether it was.
+    #[inline]
+    fn leave(&self) -> bool {
+        let word = self.word();
+        if !self.is_entered_here() || word.load(Ordering::Relaxed) != self.delta {
+            return false;
+        }
+        word.store(self.previous.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.entered.store(0, Ordering::Release);
+        true
+    }
+}
 
 impl Core {
     pub(crate) fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -67,7 +103,20 @@ impl Core {
 
     /// The runtime's variables in this instance.
     fn own(&self) -> *mut Own {
-        self.library.descriptor.own.wrapping_byte_offset(self.delta)
+        self.library.descriptor.own.wrapping_byte_offset(self.switch.delta)
+    }
+
+    /// The instance of the library at a distance, which is 0 for the library's own state.
+    ///
+    /// # Safety
+    /// It lives.
+    unsafe fn at(&self, delta: isize) -> Option<&Self> {
+        if delta == 0 {
+            return None;
+        }
+        let own = self.library.descriptor.own.wrapping_byte_offset(delta);
+        // SAFETY: the state of an instance holds its address, see `adopt`.
+        unsafe { (*own).instance.cast::<Self>().cast_const().as_ref() }
     }
 
     /// Has the state lead here; a copy of a state has no thread-local variables.
@@ -80,89 +129,79 @@ impl Core {
     }
 
     #[inline]
-    fn switch(&self) {
-        // SAFETY: the words are this thread's; `previous` is its, too, since it is the one that enters.
-        unsafe {
-            let words = self.library.words.words();
-            *self.previous.get() = *words;
-            (*words).delta = self.delta;
-            (*words).block = std::ptr::null_mut();
-            (*words).instance = std::ptr::from_ref(self).cast_mut().cast();
-        }
-    }
-
-    #[inline]
     fn entered_error(&self, action: &'static str) -> Error {
-        Error::Entered { action, own: self.entered.load(Ordering::Relaxed) == thread_pointer() }
+        Error::Entered { action, own: self.switch.is_entered_here() }
     }
 
     /// Enters where the caller alone has the instance.
     #[inline]
     fn enter_alone(&self) -> Result<()> {
-        if self.entered.load(Ordering::Relaxed) != 0 {
+        if self.switch.entered.load(Ordering::Relaxed) != 0 {
             return Err(self.entered_error("enter"));
         }
-        self.entered.store(thread_pointer(), Ordering::Relaxed);
-        self.switch();
+        self.switch.entered.store(thread_pointer(), Ordering::Relaxed);
+        self.switch.enter();
         Ok(())
     }
 
     /// Enters where other threads may try, too.
     #[inline]
     fn enter_among_others(&self) -> Result<()> {
-        if self.entered.compare_exchange(0, thread_pointer(), Ordering::Acquire, Ordering::Relaxed).is_err() {
+        let entered = &self.switch.entered;
+        if entered.compare_exchange(0, thread_pointer(), Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Err(self.entered_error("enter"));
         }
-        self.switch();
+        self.switch.enter();
         Ok(())
     }
 
     #[inline]
     fn leave(&self) -> Result<()> {
-        let here = self.entered.load(Ordering::Relaxed) == thread_pointer();
-        // SAFETY: the words are this thread's; `previous` is its, if it entered.
-        unsafe {
-            let words = self.library.words.words();
-            if !here || (*words).instance.cast_const() != std::ptr::from_ref(self).cast() {
-                return Err(Error::NotInnermost { entered: here });
-            }
-            let previous = *self.previous.get();
-            (*words).delta = previous.delta;
-            // Of two instances in turn, each finds its thread-local variables again by a look-up.
-            (*words).block = previous.block;
-            (*words).instance = previous.instance;
+        if self.switch.leave() {
+            return Ok(());
         }
-        self.entered.store(0, Ordering::Release);
-        Ok(())
+        Err(Error::NotInnermost { entered: self.switch.is_entered_here() })
     }
 
     /// Leaves an instance from which this thread has entered others: they lead to where this one led.
     #[cold]
     fn leave_outer(&self) {
-        if self.entered.load(Ordering::Relaxed) != thread_pointer() {
-            return;
+        if self.switch.is_entered_here() && self.unlink(false, self.switch.previous.load(Ordering::Relaxed)) {
+            self.switch.entered.store(0, Ordering::Release);
         }
-        let this: *const c_void = std::ptr::from_ref(self).cast();
-        // SAFETY: the words are this thread's, and the instances that they lead to are entered, so they live.
-        unsafe {
-            let mut words = self.library.words.words();
-            while !(*words).instance.is_null() && (*words).instance.cast_const() != this {
-                words = (*(*words).instance.cast::<Core>()).previous.get();
+    }
+
+    /// Unbinds the calling thread, which was attached.
+    fn detach(&self) {
+        self.unlink(true, 0);
+        self.resources.threads.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Has the list of instances in which the calling thread is lead to `next` where it leads to this one. A thread that is
+    /// attached to this one may have entered it, too: `attached` says which of the two ends. Returns whether it was there.
+    fn unlink(&self, attached: bool, next: isize) -> bool {
+        let mut word = self.switch.word();
+        loop {
+            let delta = word.load(Ordering::Relaxed);
+            // What a thread is attached to is the end of the list.
+            let is_end =
+                !self.switch.is_entered_here() || std::ptr::eq(word, &raw const self.switch.previous);
+            if delta == self.switch.delta && (is_end || !attached) {
+                word.store(next, Ordering::Relaxed);
+                return true;
             }
-            if (*words).instance.is_null() {
-                return;
+            // SAFETY: the word is 0, or the distance of an instance in which this thread is, so that one lives.
+            let Some(core) = (unsafe { self.at(delta) }) else { return false };
+            if !core.switch.is_entered_here() || std::ptr::eq(word, &raw const core.switch.previous) {
+                return false;
             }
-            let previous = *self.previous.get();
-            (*words).delta = previous.delta;
-            (*words).block = previous.block;
-            (*words).instance = previous.instance;
+            word = &core.switch.previous;
         }
-        self.entered.store(0, Ordering::Release);
     }
 
     /// Fails where a thread is in the instance.
     fn check_unused(&self, action: &'static str) -> Result<()> {
-        if self.entered.load(Ordering::Acquire) != 0 {
+        if self.switch.entered.load(Ordering::Acquire) != 0 {
             return Err(self.entered_error(action));
         }
         match self.resources.threads.load(Ordering::Acquire) {
@@ -197,12 +236,15 @@ impl Instance {
             resources: Resources::new(Heap::new(region()?, limit)),
             library: Arc::clone(library),
             place: place.used(),
-            delta: place.address.wrapping_sub(library.image.start).cast_signed(),
-            entered: AtomicUsize::new(0),
-            previous: UnsafeCell::new(NO_WORDS),
+            switch: Switch {
+                words: library.words,
+                delta: place.address.wrapping_sub(library.image.start).cast_signed(),
+                entered: AtomicUsize::new(0),
+                previous: AtomicIsize::new(0),
+            },
         });
         core.adopt();
-        Ok(Self { core: ManuallyDrop::new(core) })
+        Ok(Self { core: ManuallyDrop::new(core), moved: Vec::new() })
     }
 
     /// Has the calling thread use this instance until the guard is dropped. Instances can be entered from callbacks of
@@ -242,22 +284,22 @@ impl Instance {
     /// Threads that the library makes by pthread_create(3) are in the instance of who made them without this.
     ///
     /// # Errors
-    /// [`Error::Attached`] where the thread is in an instance of the library.
+    /// [`Error::Attached`] where the thread is in an instance of the library; [`Error::Entered`].
     ///
     /// # Safety
     /// The library may be used by several threads at a time, as far as these threads use it.
     pub unsafe fn attach(&self) -> Result<Attached<'_>> {
-        let words = self.core.library.words.words();
-        // SAFETY: the words are this thread's.
-        unsafe {
-            if !(*words).instance.is_null() {
-                return Err(Error::Attached);
-            }
-            self.core.resources.threads.fetch_add(1, Ordering::Relaxed);
-            (*words).delta = self.core.delta;
-            (*words).block = std::ptr::null_mut();
-            (*words).instance = (&raw const **self.core).cast_mut().cast();
+        let switch = &self.core.switch;
+        let word = switch.word();
+        if word.load(Ordering::Relaxed) != 0 {
+            return Err(Error::Attached);
         }
+        // A thread that has ended may have had this one's thread pointer.
+        if switch.is_entered_here() {
+            return Err(self.core.entered_error("attach a thread to"));
+        }
+        self.core.resources.threads.fetch_add(1, Ordering::Relaxed);
+        word.store(switch.delta, Ordering::Relaxed);
         Ok(Attached { core: &self.core, of_thread: PhantomData })
     }
 
@@ -266,13 +308,11 @@ impl Instance {
     /// # Errors
     /// [`Error::NotInnermost`].
     pub fn detach(&self) -> Result<()> {
-        let words = self.core.library.words.words();
-        // SAFETY: the words are this thread's.
-        let here = unsafe { (*words).instance.cast_const() == (&raw const **self.core).cast() };
-        if !here || self.core.entered.load(Ordering::Relaxed) == thread_pointer() {
+        let switch = &self.core.switch;
+        if switch.word().load(Ordering::Relaxed) != switch.delta || switch.is_entered_here() {
             return Err(Error::NotInnermost { entered: false });
         }
-        drop(Attached { core: &self.core, of_thread: PhantomData });
+        self.core.detach();
         Ok(())
     }
 
@@ -286,7 +326,7 @@ impl Instance {
         let own = self.core.library.symbol(name)?;
         let is_state = own.addr().get().wrapping_sub(image.start) < image.len();
         // SAFETY: what is in the library's own state has its place in the instance's.
-        Ok(if is_state { unsafe { own.byte_offset(self.core.delta) } } else { own })
+        Ok(if is_state { unsafe { own.byte_offset(self.core.switch.delta) } } else { own })
     }
 
     /// Makes the instance as it was when it was created: its state is the first one, its heap is empty; destructors do not
@@ -363,7 +403,7 @@ impl Entered<'_> {
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.core.leave().is_err() {
+        if !self.core.switch.leave() {
             self.core.leave_outer();
         }
     }
@@ -378,13 +418,6 @@ pub struct Attached<'a> {
 
 impl Drop for Attached<'_> {
     fn drop(&mut self) {
-        let words = self.core.library.words.words();
-        // SAFETY: the words are this thread's, which was in no instance before.
-        unsafe {
-            (*words).delta = 0;
-            (*words).block = std::ptr::null_mut();
-            (*words).instance = std::ptr::null_mut();
-        }
-        self.core.resources.threads.fetch_sub(1, Ordering::Release);
+        self.core.detach();
     }
 }

@@ -45,6 +45,13 @@ impl Run {
     }
 }
 
+/// Where memory was, and where its copy is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    pub(crate) from: Run,
+    pub(crate) to: usize,
+}
+
 /// The reserved address space.
 #[derive(Debug)]
 pub(crate) struct Region {

@@ -1,5 +1,6 @@
 //! Snapshots of instances: a rollback at the level of a library.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use orrery_sys::PAGE;
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::heap::Record;
 use crate::instance::Instance;
 use crate::library::Loaded;
-use crate::region::Run;
+use crate::region::{Moved, Run};
 
 /// The state and the heap of an instance as at one instant. Thread-local variables are not in it: they begin afresh.
 #[derive(Debug)]
@@ -53,13 +54,6 @@ impl Pages {
             unsafe { to.pointer().add(*offset).copy_from_nonoverlapping(page.as_ptr(), page.len()) };
         }
     }
-}
-
-/// Where memory was, and where its copy is.
-#[derive(Clone, Copy, Debug)]
-struct Moved {
-    from: Run,
-    to: usize,
 }
 
 /// Changes each word that is an address in what was moved.
@@ -140,8 +134,21 @@ impl Instance {
     }
 }
 
+impl Instance {
+    /// Returns where in this instance, which was created from a snapshot, the copy is of what is at `address` in the
+    /// instance that the snapshot is of. So a program finds, for a handle that it got there, the one that is valid here.
+    ///
+    /// `None` if this is no copy, or the snapshot has no memory at the address.
+    #[must_use]
+    pub fn copy_of<T>(&self, address: *mut T) -> Option<NonNull<T>> {
+        let moved = self.moved.iter().find(|moved| moved.from.contains(address.addr()))?;
+        let here = address.addr().wrapping_sub(moved.from.start).wrapping_add(moved.to);
+        NonNull::new(std::ptr::with_exposed_provenance_mut(here))
+    }
+}
+
 impl Snapshot {
-    /// Makes another instance of a snapshot, at other addresses.
+    /// Makes another instance of a snapshot, at other addresses, which [`Instance::copy_of`] returns.
     ///
     /// Every aligned word of the state and of the heap that holds an address in the instance's memory is taken for a pointer
     /// and adjusted, as a conservative garbage collector would find it.
@@ -152,14 +159,14 @@ impl Snapshot {
     /// # Safety
     /// The library stores addresses in its state and heap as whole aligned words, and no number there happens to be one.
     pub unsafe fn create(&self) -> Result<Instance> {
-        let instance = Instance::bare(&self.library)?;
+        let mut instance = Instance::bare(&self.library)?;
         let mut record = self.record;
+        let state = Run { start: self.place, len: self.state.len() };
+        let mut moved = vec![Moved { from: state, to: instance.core.place.address }];
         {
             let mut heap = instance.core.heap();
             let from: Vec<Run> = self.runs.iter().map(|pages| pages.run).collect();
             let to = heap.take_like(&from)?;
-            let state = Run { start: self.place, len: self.state.len() };
-            let mut moved = vec![Moved { from: state, to: instance.core.place.address }];
             moved.extend(from.iter().zip(&to).map(|(from, to)| Moved { from: *from, to: to.start }));
             // SAFETY: the words of the record are a copy.
             unsafe { relocate(&mut record, &moved) };
@@ -179,6 +186,7 @@ impl Snapshot {
             }
         }
         instance.core.adopt();
+        instance.moved = moved;
         Ok(instance)
     }
 }

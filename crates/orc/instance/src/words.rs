@@ -1,4 +1,6 @@
-//! The words of the calling thread that say in which instance of a library it is.
+//! The word of the calling thread that says in which instance of a library it is.
+
+use std::sync::atomic::AtomicIsize;
 
 use crate::abi::Words;
 
@@ -24,9 +26,15 @@ impl Place {
         Self(words.expose_provenance().wrapping_sub(thread_pointer()))
     }
 
-    /// Returns the words of the calling thread.
+    /// Returns the word of the calling thread, which that thread alone uses.
+    ///
+    /// # Safety
+    /// The library stays loaded, and the thread runs, as long as the reference is used.
     #[inline]
-    pub(crate) fn words(self) -> *mut Words {
-        std::ptr::with_exposed_provenance_mut(thread_pointer().wrapping_add(self.0))
+    pub(crate) unsafe fn delta<'a>(self) -> &'a AtomicIsize {
+        let words: *mut Words = std::ptr::with_exposed_provenance_mut(thread_pointer().wrapping_add(self.0));
+        // SAFETY: the word is there, as the caller promises, and aligned. What the library's code does with it, it does in
+        // this thread.
+        unsafe { AtomicIsize::from_ptr(&raw mut (*words).delta) }
     }
 }

@@ -212,6 +212,75 @@ fn guards_may_end_in_any_order() {
 }
 
 #[test]
+fn an_attached_thread_may_end_that_while_it_is_in_another_instance() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    let (one, mut two, mut three) =
+        (library.create().unwrap(), library.create().unwrap(), library.create().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: no other thread is in the instance.
+            let attached = unsafe { one.attach() }.unwrap();
+            let middle = two.enter().unwrap();
+            let inner = three.enter().unwrap();
+            drop(attached);
+            assert_eq!(next(), 2);
+            drop(inner);
+            assert_eq!((next(), next()), (2, 3));
+            drop(middle);
+            // Outside of all instances.
+            // SAFETY: as above.
+            drop(unsafe { one.attach() }.unwrap());
+        });
+    });
+    for instance in [one, two, three] {
+        instance.destroy().unwrap();
+    }
+}
+
+#[test]
+fn an_instance_at_the_place_of_another_has_thread_locals_of_its_own() {
+    let Some(library) = state() else { return };
+    let next_local = number(&library, c"next_local");
+    for _ in 0..3 {
+        let mut one = library.create().unwrap();
+        assert_eq!((call(&mut one, next_local), call(&mut one, next_local)), (5, 6));
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!((call(&mut one, next_local), call(&mut one, next_local)), (5, 6)));
+        });
+        assert_eq!(call(&mut one, next_local), 7);
+        one.reset().unwrap();
+        assert_eq!(call(&mut one, next_local), 5);
+        one.destroy().unwrap();
+    }
+}
+
+static NOT_LEFT: std::sync::Mutex<Option<Instance>> = std::sync::Mutex::new(None);
+
+extern "C" fn does_not_leave(_: i32) -> i32 {
+    if let Some(instance) = &mut *NOT_LEFT.lock().unwrap() {
+        std::mem::forget(instance.enter().unwrap());
+    }
+    0
+}
+
+#[test]
+fn a_thread_that_ends_in_another_instance_is_none_of_that() {
+    let Some(library) = state() else { return };
+    let (mut one, other) = (library.create().unwrap(), library.create().unwrap());
+    *NOT_LEFT.lock().unwrap() = Some(other);
+    // SAFETY: that is its type.
+    let set: extern "C" fn(extern "C" fn(i32) -> i32) = unsafe { function(&library, c"set_callback") };
+    one.enter().unwrap().run(|| set(does_not_leave));
+    assert_eq!(call(&mut one, number(&library, c"run_callback_in_thread")), 0);
+    one.destroy().unwrap();
+    let mut other = NOT_LEFT.lock().unwrap().take().unwrap();
+    assert!(matches!(other.enter(), Err(Error::Entered { .. })));
+    // It stays, as what was not left does.
+    assert!(matches!(other.destroy(), Err((_, Error::Entered { .. }))));
+}
+
+#[test]
 fn a_panic_leaves_the_instance() {
     let Some(library) = state() else { return };
     let next = number(&library, c"next");

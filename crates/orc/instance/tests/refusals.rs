@@ -100,6 +100,67 @@ fn truncated_files_are_refused() {
     }
 }
 
+const LACKS_ADDRESSES: &str = "ORRERY_TEST_LACKS_ADDRESSES";
+
+/// Lets this process have so many more bytes of address space.
+fn limit_addresses(more: u64) {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let limit = pages * 4096 + more;
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the kernel reads one structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+}
+
+/// What the next test runs in a process of its own.
+#[test]
+fn lacks_addresses() {
+    if std::env::var_os(LACKS_ADDRESSES).is_none() {
+        return;
+    }
+    let Some(path) = common::built("state.c") else { return };
+    limit_addresses(30 << 20);
+    let error = refusal(&path);
+    assert!(matches!(error, Error::AddressSpace { .. }), "{error}");
+    assert!(error.to_string().ends_with("; raise RLIMIT_AS"), "{error}");
+    // So much that the smallest region fits, but no larger one.
+    limit_addresses(160 << 20);
+    let library = Library::load(&path).unwrap();
+    // SAFETY: that is its type.
+    let next: common::Number = unsafe { common::function(&library, c"next") };
+    let mut instances = Vec::new();
+    let error = loop {
+        match library.create() {
+            Ok(mut instance) => {
+                assert_eq!(instance.enter().unwrap().run(|| next()), 2);
+                instances.push(instance);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::AddressSpace { .. }), "{error}");
+    assert!(instances.len() > 1000, "{}", instances.len());
+    for instance in &mut instances {
+        assert_eq!(instance.enter().unwrap().run(|| next()), 3);
+    }
+    instances.pop().unwrap().destroy().unwrap();
+    assert_eq!(library.create().unwrap().enter().unwrap().run(|| next()), 2);
+    println!("LACKED");
+}
+
+#[test]
+fn where_address_space_ends_instances_go_on() {
+    if common::built("state.c").is_none() {
+        return;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "lacks_addresses", "--nocapture", "--test-threads=1"]).env(LACKS_ADDRESSES, "1");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("LACKED"), "{text}");
+}
+
 #[test]
 fn a_library_that_was_used_before_is_refused() {
     let Some(pass) = orrery_testing::cls::pass() else { return };

@@ -6,7 +6,9 @@ mod common;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 
 use common::function;
 use orrery_orc_instance::{Instance, Library};
@@ -25,7 +27,17 @@ struct Sqlite {
 }
 
 fn library() -> Option<(Library, Sqlite)> {
-    let library = Library::load(orrery_testing::cls::sqlite("-O1", true)?).unwrap();
+    Some(load(built()?))
+}
+
+/// The library, which is looked for once.
+fn built() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    BUILT.get_or_init(|| orrery_testing::cls::sqlite("-O1", true)).as_deref()
+}
+
+fn load(path: &Path) -> (Library, Sqlite) {
+    let library = Library::load(path).unwrap();
     // SAFETY: these are their types.
     let sqlite = unsafe {
         Sqlite {
@@ -36,7 +48,7 @@ fn library() -> Option<(Library, Sqlite)> {
             soft_limit: function(&library, c"sqlite3_soft_heap_limit64"),
         }
     };
-    Some((library, sqlite))
+    (library, sqlite)
 }
 
 extern "C" fn row(lines: *mut c_void, count: c_int, values: *mut *mut c_char, _: *mut *mut c_char) -> c_int {
@@ -89,7 +101,7 @@ const SERVES: &str = "ORRERY_TEST_SERVES_SQLITE";
 impl Process {
     fn start() -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "serves", "--nocapture", "--test-threads=1"]).env(SERVES, "1");
+        command.args(["--exact", "serves", "--nocapture", "--test-threads=1"]).env(SERVES, built().unwrap());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, input, output }
@@ -118,10 +130,8 @@ impl Drop for Process {
 /// What [`Process`] runs: the library without instances.
 #[test]
 fn serves() {
-    if std::env::var_os(SERVES).is_none() {
-        return;
-    }
-    let (_library, sqlite) = library().unwrap();
+    let Some(path) = std::env::var_os(SERVES) else { return };
+    let (_library, sqlite) = load(Path::new(&path));
     let database = sqlite.open();
     for line in std::io::stdin().lines() {
         println!("ANSWER {}", sqlite.run(database, &line.unwrap()));
@@ -151,20 +161,23 @@ fn statement() -> impl Strategy<Value = String> {
 fn interleaved_instances_answer_as_processes_do() {
     let Some((library, sqlite)) = library() else { return };
     const INSTANCES: usize = 4;
-    let cases = std::env::var("ORRERY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(6);
+    let cases = std::env::var("ORRERY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let steps = prop::collection::vec((0..INSTANCES, statement(), 0..40_u32), 1..150);
     runner
         .run(&steps, |steps| {
+            let table = "create table t(a integer primary key, b text); create index i on t(b)";
             let mut instances: Vec<(Instance, *mut c_void)> = Vec::new();
             let mut processes: Vec<Process> = Vec::new();
+            // What each has run since it began: another process that runs it is a copy of the process.
+            let mut run: Vec<Vec<String>> = Vec::new();
             for _ in 0..INSTANCES {
                 let mut instance = library.create().unwrap();
                 let database = instance.enter().unwrap().run(|| sqlite.open());
                 instances.push((instance, database));
                 processes.push(Process::start());
+                run.push(vec![table.to_owned()]);
             }
-            let table = "create table t(a integer primary key, b text); create index i on t(b)";
             for (instance, process) in instances.iter_mut().zip(&mut processes) {
                 let ours = instance.0.enter().unwrap().run(|| sqlite.run(instance.1, table));
                 prop_assert_eq!(ours, process.run(table));
@@ -173,6 +186,7 @@ fn interleaved_instances_answer_as_processes_do() {
                 let (instance, database) = &mut instances[which];
                 let ours = instance.enter().unwrap().run(|| sqlite.run(*database, &statement));
                 prop_assert_eq!(ours, processes[which].run(&statement), "{}", statement);
+                run[which].push(statement);
                 match event {
                     // A rollback to a snapshot is as if nothing happened since.
                     0 => {
@@ -186,6 +200,21 @@ fn interleaved_instances_answer_as_processes_do() {
                         processes[which] = Process::start();
                         let ours = instance.enter().unwrap().run(|| sqlite.run(*database, table));
                         prop_assert_eq!(ours, processes[which].run(table));
+                        run[which] = vec![table.to_owned()];
+                    }
+                    // A copy goes on where the first is, and both are apart from then on.
+                    2 => {
+                        let snapshot = instance.snapshot().unwrap();
+                        // SAFETY: SQLite's pointers are whole words.
+                        let copy = unsafe { snapshot.create() }.unwrap();
+                        let database = copy.copy_of(*database).unwrap().as_ptr();
+                        let other = (which + 1) % INSTANCES;
+                        instances[other] = (copy, database);
+                        processes[other] = Process::start();
+                        run[other] = run[which].clone();
+                        for statement in &run[other] {
+                            processes[other].run(statement);
+                        }
                     }
                     _ => {}
                 }

@@ -23,7 +23,6 @@ mod named;
 mod objects;
 mod run;
 mod server;
-mod service_manager;
 mod state;
 mod supervisor;
 mod trust_domain;

@@ -12,7 +12,6 @@ use crate::config::Config;
 use crate::host_secret::HostSecret;
 use crate::named::object_directory;
 use crate::server::{event_loop, listen};
-use crate::service_manager;
 use crate::supervisor::launcher::{Launcher, Part};
 use crate::supervisor::process::{Records, supervise};
 use crate::supervisor::{channel, records};
@@ -53,7 +52,7 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
         records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
         names.push(name);
     }
-    service_manager::notify_ready();
+    orrery_sys::service_manager::ready();
     let result = supervise(launcher, None, records, Some(stop));
     drop(names);
     result

@@ -62,6 +62,16 @@ int run_thread(void) {
     pthread_join(thread, NULL);
     return counter;
 }
+static void *calls_back(void *of) {
+    callback(counter);
+    return of;
+}
+int run_callback_in_thread(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, calls_back, NULL))
+        return -1;
+    return pthread_join(thread, NULL);
+}
 static pthread_mutex_t waits = PTHREAD_MUTEX_INITIALIZER;
 static void *wait(void *of) {
     pthread_mutex_lock(&waits);

@@ -17,8 +17,8 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// Returns flags of the file `fd`: [`LOADABLE`] if its first `length` bytes have all that the dynamic loader maps of a library (an
-/// object may have less, as programs show it), [`UNPLACED`] if it needs no address of its own.
+/// Returns flags of the file `fd`: [`LOADABLE`] if its first `length` bytes have all that the dynamic loader maps of a
+/// library (an object may have less, as programs show it), [`UNPLACED`] if it needs no address of its own.
 pub(crate) fn flags(fd: BorrowedFd<'_>, length: u64) -> u64 {
     examine(fd, length).unwrap_or(0)
 }
@@ -50,7 +50,7 @@ fn examine(fd: BorrowedFd<'_>, length: u64) -> Option<u64> {
             }
             segments += 1;
         } else if kind == RELRO {
-            // Whole pages, as in `auditor/c/placement.c`.
+            // Whole pages, as in `auditor/c/place.c`.
             let page = PAGE as u64;
             relocated = (address.checked_add(in_memory)? / page * page).saturating_sub(address / page * page);
         }

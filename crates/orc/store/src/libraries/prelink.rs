@@ -1,9 +1,9 @@
 //! Prelinks libraries: relocates their read-only data once, before any program loads them.
 //!
-//! Most of what the loader writes into such data (RELRO) are addresses within the library itself (`R_*_RELATIVE` in elf(5)),
-//! which are known as soon as the library has an address ([`placement_table`](super::placement_table)). The loader would
-//! write them page by page, each copied before the first write, again in every process. So the store writes them once.
-//! Linkers put these relocations first in their table, in the order of addresses:
+//! Most of what the loader writes into such data (RELRO) are addresses within the library itself (`R_*_RELATIVE` in
+//! elf(5)), which are known as soon as the library has an address ([`placement_table`](super::placement_table)). The
+//! loader would write them page by page, each copied before the first write, again in every process. So the store
+//! writes them once. Linkers put these relocations first in their table, in the order of addresses:
 //!
 //! ```text
 //! RELRO    | prelinked: .init_array .data.rel.ro ...      | .dynamic .got ... |
@@ -11,10 +11,10 @@
 //!            `-- count --'
 //! ```
 //!
-//! When the library has been mapped at its address, the auditor maps the prelinked pages over those of the file, and makes the
-//! loader's table begin behind the first `count` relocations. The pages are never written, so all processes share them, and
-//! the loader has less to do than in a plain program. Relocations with symbols are left to the loader, so nothing here
-//! depends on other libraries.
+//! When the library has been mapped at its address, the auditor maps the prelinked pages over those of the file, and
+//! makes the loader's table begin behind the first `count` relocations. The pages are never written, so all processes
+//! share them, and the loader has less to do than in a plain program. Relocations with symbols are left to the loader,
+//! so nothing here depends on other libraries.
 //!
 //! Pages from the dynamic section on are left alone: the loader has read and changed it before it calls the auditor.
 
@@ -24,7 +24,7 @@ use orrery_orc_wire::ObjectId;
 use orrery_orc_wire::protocol::PlacementRequest;
 use orrery_sys::PAGE;
 
-/// The first bytes of a file, of which its key is made. This and the next three are the same in `auditor/c/placement.c`.
+/// The first bytes of a file, of which its key is made. This and the next three are the same in `auditor/c/place.c`.
 const KEY_BYTES: usize = 2048;
 /// Libraries with fewer bytes of relocated data have no address of their own.
 pub(crate) const MIN_RELOCATED: u64 = 32 << 10;
@@ -110,7 +110,7 @@ fn read(fd: BorrowedFd<'_>, offset: u64, length: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Computes the key like `key_of` in `auditor/c/placement.c`.
+/// Computes the key like `key_of` in `auditor/c/place.c`.
 fn key_of(bytes: &[u8], size: u64) -> u64 {
     let mix = |hash: u64, word: u64| {
         let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -120,15 +120,15 @@ fn key_of(bytes: &[u8], size: u64) -> u64 {
     words.fold(mix(1, size), mix).max(1)
 }
 
-/// Returns the tag by which the index refers to a library's object. Libraries with the same headers may have other data, and must
-/// not get these.
+/// Returns the tag by which the index refers to a library's object. Libraries with the same headers may have other
+/// data, and must not get these.
 pub(crate) fn tag(id: ObjectId) -> u64 {
     word(&id.0, 0).map_or(0, u64::from_be_bytes)
 }
 
 impl Library {
-    /// Examines the library in the object `fd`, whose file has `size` bytes. Returns `None` if it is no library, has too few
-    /// relocated data, or has a layout that is not supported.
+    /// Examines the library in the object `fd`, whose file has `size` bytes. Returns `None` if it is no library, has
+    /// too few relocated data, or has a layout that is not supported.
     pub(crate) fn examine(fd: BorrowedFd<'_>, size: u64) -> Option<Self> {
         let page = PAGE as u64;
         let bytes = read(fd, 0, KEY_BYTES as u64)?;

@@ -1,7 +1,7 @@
 //! The index of a trust domain: a file in which programs look up what they would otherwise ask the store for.
 //!
-//! A round trip to the store wakes another process up, which takes as long as a small program needs to start. So the store
-//! also publishes its replies in a file:
+//! A round trip to the store wakes another process up, which takes as long as a small program needs to start. So the
+//! store also publishes its replies in a file:
 //!
 //! ```text
 //! 0      8       16      24    32          512
@@ -17,11 +17,11 @@
 //! | 3, key, address, start, length: a library's relocated data | bytes | of the object |
 //! | 4, key, address, start: its [prelinked](crate::libraries::prelink) data | bytes, relocations, tag of the library's object | of the object |
 //!
-//! `base` is the directory of the objects, if it is not that of the index. `start` and `end` delimit the addresses of the
-//! [placement table](crate::libraries::placement_table). A key is looked up from slot `hash % slots` on, until it or an
-//! empty slot is found. A slot is filled once, its state last; an entry that is no longer true is marked as deleted (state
-//! 2), and a new one is added. An entry is a hint: if its object has been evicted, there is no file of that name, and the
-//! client asks the store.
+//! `base` is the directory of the objects, if it is not that of the index. `start` and `end` delimit the addresses of
+//! the [placement table](crate::libraries::placement_table). A key is looked up from slot `hash % slots` on, until it
+//! or an empty slot is found. A slot is filled once, its state last; an entry that is no longer true is marked as
+//! deleted (state 2), and a new one is added. An entry is a hint: if its object has been evicted, there is no file of
+//! that name, and the client asks the store.
 //!
 //! The file is written by pwrite(2), because a write through a mapping cannot report that the disk is full.
 
@@ -53,8 +53,8 @@ const DELETED: u64 = 2;
 /// The key of an entry.
 pub(crate) type Key = [u64; KEY_WORDS];
 
-/// A flag of a file, beside [`EXECUTABLE`](orrery_orc_wire::protocol::EXECUTABLE): its object has all that the dynamic loader
-/// maps.
+/// A flag of a file, beside [`EXECUTABLE`](orrery_orc_wire::protocol::EXECUTABLE): its object has all that the dynamic
+/// loader maps.
 pub(crate) const LOADABLE: u64 = 2;
 /// A flag of a file: it has too few relocated data for an address of its own.
 pub(crate) const UNPLACED: u64 = 4;
@@ -88,8 +88,8 @@ fn place(slot: u64) -> u64 {
 }
 
 impl Index {
-    /// Creates an index, in place of the file at that path. `base` is the directory of the objects, if it is not that of the
-    /// index.
+    /// Creates an index, in place of the file at that path. `base` is the directory of the objects, if it is not that
+    /// of the index.
     ///
     /// # Errors
     /// Those of creating a file; `InvalidInput` if the path of `base` is too long.
@@ -97,8 +97,9 @@ impl Index {
         Self::create_with(SLOTS, path, base, span)
     }
 
-    /// Returns an index in place of this one, with the same entries and room for as many more. If there would be too many,
-    /// it begins empty: most entries are of files that have gone then, and the others are inserted when they are asked for again.
+    /// Returns an index in place of this one, with the same entries and room for as many more. If there would be too
+    /// many, it begins empty: most entries are of files that have gone then, and the others are inserted when they are
+    /// asked for again.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -244,7 +245,7 @@ fn write(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Looks a key up as `auditor/c/index.c` does.
+    /// Looks a key up as `auditor/c/names.c` does.
     fn find(index: &Index, key: &Key) -> Option<(u64, String)> {
         let wanted: Vec<u8> = key.iter().flat_map(|word| word.to_le_bytes()).collect();
         for slot in (0..index.slots).map(|step| hash(key).wrapping_add(step) % index.slots) {

@@ -40,6 +40,15 @@ const MAX_ACCEPTED: usize = 64;
 /// How many threads there are at least.
 const MIN_THREADS: usize = 4;
 
+/// How long a thread goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lifetime {
+    /// As long as the process: the first thread, with which the process would end.
+    Process,
+    /// Until it has nothing to do and enough others wait for events.
+    Spare,
+}
+
 /// A running server.
 #[derive(Debug)]
 struct Server {
@@ -83,7 +92,7 @@ pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     for _ in 1..MIN_THREADS {
         start_worker(&server)?;
     }
-    server.work()
+    server.work(Lifetime::Process)
 }
 
 /// Gives the kernel back what the allocator holds for later (malloc_trim(3)): after a load that may be more than all objects.
@@ -97,7 +106,7 @@ fn release_memory() {
 
 fn start_worker(server: &Arc<Server>) -> io::Result<()> {
     let server = Arc::clone(server);
-    std::thread::Builder::new().name("worker".into()).spawn(move || server.work()).map(drop)
+    std::thread::Builder::new().name("worker".into()).spawn(move || server.work(Lifetime::Spare)).map(drop)
 }
 
 /// Ignores SIGTERM, which a service manager sends to all processes of a service: the supervisor asks for the end in time.
@@ -150,7 +159,7 @@ impl Server {
         Ok(())
     }
 
-    fn work(self: &Arc<Self>) -> io::Result<()> {
+    fn work(self: &Arc<Self>, lifetime: Lifetime) -> io::Result<()> {
         let mut buffer = vec![0; MAX_MESSAGE];
         let pause = Timespec { tv_sec: 1, tv_nsec: 0 };
         while !self.is_stopping.load(Ordering::Acquire) {
@@ -168,7 +177,7 @@ impl Server {
             let now = self.started.elapsed().as_secs();
             let is_second = self.ticked.fetch_max(now, Ordering::AcqRel) < now;
             if count == 0 && !is_second {
-                if self.turns.may_end() {
+                if lifetime == Lifetime::Spare && self.turns.may_end() {
                     return Ok(());
                 }
                 continue;

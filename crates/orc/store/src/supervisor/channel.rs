@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use orrery_orc_wire::protocol;
 use orrery_sys::scm;
@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 const MAX_MESSAGE: usize = 128 << 10;
 /// How long a process waits for the other one to read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After how long a process tries again to send for which the kernel had no memory.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A message to the other process.
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,21 +39,31 @@ pub(crate) fn prepare(link: OwnedFd) -> io::Result<OwnedFd> {
     Ok(link)
 }
 
-/// Sends a message.
+/// Sends a message, and repeats that for seconds while the kernel is short of memory: each process takes a closed socket for the
+/// death of the other one.
 ///
 /// # Errors
-/// `EPIPE` if the other process is gone, `EAGAIN` if it has not read for seconds.
+/// `EPIPE` if the other process is gone, `EAGAIN` if it has not read for seconds, `ENOMEM` or `ENOBUFS` if there was no memory for seconds.
 pub(crate) fn send(
     link: BorrowedFd<'_>,
     message: &Message<'_>,
     fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
-    scm::send(link, &[IoSlice::new(&bytes)], fd.as_slice(), SendFlags::empty())?;
-    Ok(())
+    let begin = Instant::now();
+    loop {
+        match scm::send(link, &[IoSlice::new(&bytes)], fd.as_slice(), SendFlags::empty())
+            .map_err(io::Error::from)
+        {
+            Err(error) if is_shortage(&error) && begin.elapsed() < SEND_TIMEOUT => {
+                std::thread::sleep(SHORTAGE_PAUSE);
+            }
+            result => return result.map(drop),
+        }
+    }
 }
 
-/// Whether [`receive`] failed for want of memory or was interrupted, and has left the message where it was.
+/// Whether [`receive`] failed for want of memory or was interrupted, and has left the message where it was; a call that sends has sent nothing.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let errno = rustix::io::Errno::from_io_error(error);
     use rustix::io::Errno;

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -27,6 +28,8 @@ const MAX_DEATHS: usize = 5;
 const DEATHS_PERIOD: Duration = Duration::from_secs(10);
 /// After how long it is tried again to start a server, or to wait for one, which failed for want of descriptors, processes or memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// How long a server that has closed its socket may take to end by itself.
+const ENDING_PAUSE: Duration = Duration::from_millis(2);
 /// How long the server may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -34,10 +37,12 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) type Records = BTreeMap<Vec<u8>, (Vec<u8>, Option<OwnedFd>)>;
 
 /// How the work with one server ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Ended {
-    /// The server is gone.
+    /// The server is gone, or has closed its end.
     ServerDied,
+    /// What the server sends is no message. It is treated as one that has died.
+    Malformed(io::Error),
     /// The store is to stop.
     StopRequested,
 }
@@ -64,9 +69,7 @@ pub(crate) fn supervise(
                 let (socket, child) = match launcher.start(Part::Server) {
                     // Once there was a server, clients wait for the next one, and the records are here only.
                     Err(error) if !deaths.is_empty() => {
-                        let text =
-                            format!("orrery orc serve: cannot start the server: {error}; it is tried again");
-                        let _ = writeln!(io::stderr(), "{text}");
+                        report(&format!("cannot start the server: {error}; it is tried again"));
                         if is_stop_requested(stop, RETRY_PAUSE) {
                             return Ok(());
                         }
@@ -79,19 +82,19 @@ pub(crate) fn supervise(
                 (socket, Some(child))
             }
         };
-        let ended = receive_records(socket.as_fd(), &mut records, &mut is_complete, stop)?;
-        if ended == Ended::StopRequested {
+        let ended = receive_records(socket.as_fd(), &mut records, &mut is_complete, stop);
+        if matches!(ended, Ended::StopRequested) {
             stop_server(socket.as_fd());
         }
         drop(socket);
-        if let Some(mut child) = child {
-            // It may have closed the socket and still run: there must not be two servers.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        if ended == Ended::StopRequested {
-            return Ok(());
-        }
+        let status = child.map(end);
+        let why = match ended {
+            Ended::StopRequested => return Ok(()),
+            Ended::ServerDied => "closed its connection".to_owned(),
+            Ended::Malformed(error) => format!("sent what is no message: {error}"),
+        };
+        let status = status.map_or(String::new(), |status| format!("; {status}"));
+        report(&format!("the server {why}{status}; another one is started"));
         if !is_complete {
             return Err(io::Error::other(
                 "the server died before it had sent all records to its new supervisor; start the store again",
@@ -107,6 +110,24 @@ pub(crate) fn supervise(
                 DEATHS_PERIOD.as_secs()
             )));
         }
+    }
+}
+
+/// Writes a line to standard error, if that is possible.
+fn report(text: &str) {
+    let _ = writeln!(io::stderr(), "orrery orc serve: {text}");
+}
+
+/// Ends a server, which may have closed its socket and still run: there must not be two. Returns how it had ended by itself, if it had.
+fn end(mut server: Child) -> String {
+    // One that ends closes its descriptors a moment before it has ended.
+    std::thread::sleep(ENDING_PAUSE);
+    let ended = server.try_wait();
+    let _ = server.kill();
+    let _ = server.wait();
+    match ended {
+        Ok(Some(status)) => status.to_string(),
+        _ => "it still ran and was killed".to_owned(),
     }
 }
 
@@ -155,7 +176,7 @@ fn receive_records(
     records: &mut Records,
     is_complete: &mut bool,
     stop: Option<BorrowedFd<'_>>,
-) -> io::Result<Ended> {
+) -> Ended {
     let mut buffer = Vec::new();
     loop {
         let mut waiting = vec![PollFd::from_borrowed_fd(link, PollFlags::IN)];
@@ -170,7 +191,7 @@ fn receive_records(
             }
         }
         if waiting.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
-            return Ok(Ended::StopRequested);
+            return Ended::StopRequested;
         }
         let received = receive(link, &mut buffer, |message, fd| match message {
             Message::Put(key, value) => drop(records.insert(key.to_vec(), (value.to_vec(), fd))),
@@ -182,8 +203,8 @@ fn receive_records(
             Ok(Some(())) => {}
             // The message is still there.
             Err(error) if is_shortage(&error) => std::thread::sleep(RETRY_PAUSE),
-            // A server that sends malformed messages is treated like a dead one.
-            Ok(None) | Err(_) => return Ok(Ended::ServerDied),
+            Ok(None) => return Ended::ServerDied,
+            Err(error) => return Ended::Malformed(error),
         }
     }
 }
