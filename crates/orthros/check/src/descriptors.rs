@@ -224,7 +224,7 @@ impl Known<'_> {
         match self.sockets.get(&descriptor.inode) {
             Some(Socket::Tcp { state: LISTENING, waiting }) if *waiting > 0 => lost(
                 format!("{waiting} connections wait to be accepted"),
-                "accept sooner; their clients are told, and may connect again",
+                "accept sooner; their clients get a reset, and may connect again",
             ),
             Some(Socket::Tcp { state: ESTABLISHED | CLOSED | LISTENING, .. }) => None,
             Some(Socket::Tcp { state, .. }) => hung_up(

@@ -1,7 +1,8 @@
 //! Reports which parts of a running service would not survive its kernel, before that dies.
 //!
-//! Everything is read from `/proc`, so that any process can be checked, in a guest or on a host, without touching it. The report
-//! is about this moment: a connection that is just being closed, or an event that has not been read, may be fine a moment later.
+//! Everything is read from `/proc`, so that any process can be checked, in a guest or on a host, without touching it.
+//! The report is about this moment: a connection that is just being closed, or an event that has not been read, may be
+//! fine a moment later.
 //!
 //! ```no_run
 //! let report = orrery_orthros_check::check(4711)?;
@@ -27,7 +28,7 @@ pub use report::{Finding, Report, Verdict};
 ///
 /// # Errors
 ///
-/// [`Error::NoProcess`]; [`Error::Read`] if it belongs to somebody else. A process that exits meanwhile is left out.
+/// [`Error::NoProcess`]; [`Error::Read`] if it belongs to another user. A process that exits meanwhile is left out.
 pub fn check(pid: i32) -> Result<Report> {
     let processes = process::tree(pid)?;
     let descriptors = descriptors::all(&processes, pid)?;

@@ -106,7 +106,7 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
             add(
                 "process",
                 Verdict::Refused,
-                "it is a thread of the kernel, or somebody else's".to_owned(),
+                "it is a thread of the kernel, or another user's".to_owned(),
                 "run the check as root, on a program",
             );
             continue;
@@ -161,8 +161,8 @@ fn groups(process: &Process) -> Vec<String> {
     process.text("cgroup").lines().map(str::to_owned).collect()
 }
 
-/// The groups that a service has not chosen itself: the machine's own where process 1 is in no other, as in a guest; else
-/// those of its first process, which whoever started it has put it into.
+/// The groups that a service has not chosen itself: the machine's own where process 1 is in no other, as in a guest;
+/// else those of its first process, which the process that started it has put it into.
 fn given_groups(first: Option<&Process>) -> Vec<String> {
     let machine = Process::read(1).map(|init| groups(&init)).unwrap_or_default();
     if !machine.is_empty() && machine.iter().all(|line| line.ends_with(":/")) {
@@ -185,8 +185,9 @@ fn policy(process: &Process) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(POLICY)?.parse().ok()
 }
 
-/// Whether a clock is nobody's, or counts the processor time of the process or of one of its threads. Such clocks are numbers below zero: the
-/// complement of a PID or TID, in which 0 is one's own, and three bits, of which one says that it is a thread's.
+/// Whether a clock is nobody's, or counts the processor time of the process or of one of its threads. Such clocks are
+/// numbers below zero: the complement of a PID or TID, in which 0 is one's own, and three bits, of which one says that
+/// it is a thread's.
 fn is_own(process: &Process, clock: i64) -> bool {
     const OF_THREAD: i64 = 4;
     let owner = !(clock >> 3);

@@ -13,7 +13,7 @@ pub enum Verdict {
     Refused,
     /// The process finds the other side of it gone: reading gives the end, writing an error.
     HungUp,
-    /// The process goes on without it, and is not told.
+    /// The process goes on without it, and gets no notice.
     Lost,
 }
 

@@ -1,7 +1,7 @@
 //! The PID namespace of a service, in which it has its PIDs for itself.
 //!
-//! In the backup the same PIDs are then free, whatever else runs there. The init process of the namespace only reaps processes;
-//! helpers (criu) get PIDs from 30,000 on, out of the way.
+//! In the backup the same PIDs are then free, no matter what else runs there. The init process of the namespace only
+//! reaps processes; helpers (criu) get PIDs from 30,000 on, out of the way.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -30,15 +30,15 @@ const FIRST_HELPER_PID: u32 = 30_000;
 
 /// What is run in a new PID namespace.
 pub(crate) enum Job<'j> {
-    /// criu, which must exit with success, in the session and process group of these, and with a new pipe for the service's output in the
-    /// place of one.
+    /// criu, which must exit with success, in the session and process group of these, and with a new pipe for the
+    /// service's output in the place of one.
     Restore(&'j [String], ExitedLeaders, Option<u32>),
     /// The service, which is only started.
     Service(&'j Service),
 }
 
-/// Makes a PID namespace and runs a program in it. Returns the outer PID of its init process when a helper has exited with success,
-/// or the service has been started. `meanwhile` is called once the program may be running.
+/// Makes a PID namespace and runs a program in it. Returns the outer PID of its init process when a helper has exited
+/// with success, or the service has been started. `meanwhile` is called once the program may be running.
 ///
 /// # Errors
 ///
@@ -116,8 +116,8 @@ fn run_init(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
     watch(first_child(1), output)
 }
 
-/// Waits for all processes of the namespace, of which this is the init process, and reports how the main one exits. Returns only if it
-/// cannot wait.
+/// Waits for all processes of the namespace, of which this is the init process, and reports how the main one exits.
+/// Returns only if it cannot wait.
 fn watch(main: Option<i32>, mut output: Output) -> Result<()> {
     let children = signals::descriptor(mask_of(&[libc::SIGCHLD])).context("cannot wait for the service")?;
     let mut exit: Option<ServiceExit> = None;
@@ -172,14 +172,16 @@ fn first_child(pid: i32) -> Option<i32> {
 
 /// Kills everything else in the PID namespace, of which this is the init process.
 fn kill_all() {
-    // SAFETY: kill takes no pointers. From the init process of a PID namespace, -1 reaches all other processes in it, and no others.
+    // SAFETY: kill takes no pointers. From the init process of a PID namespace, -1 reaches all other processes in it,
+    // and no others.
     unsafe { libc::kill(-1, libc::SIGKILL) };
     let mut status = 0;
     // SAFETY: `status` is a live integer, which the call writes.
     while unsafe { libc::waitpid(-1, &raw mut status, 0) } >= 0 {}
 }
 
-/// Runs criu, which must exit with success. The service's own process is restored into the session and process group that criu is in.
+/// Runs criu, which must exit with success. The service's own process is restored into the session and process group
+/// that criu is in.
 fn run_criu(argv: &[String], leaders: ExitedLeaders, output: Option<(u32, BorrowedFd<'_>)>) -> Result<()> {
     let (program, arguments) = argv.split_first().context("nothing to run")?;
     let mut command = Command::new(program);
@@ -212,8 +214,8 @@ fn set_next_pid(pid: u32) -> rustix::io::Result<()> {
     rustix::io::write(&file, &digits[start..]).map(drop)
 }
 
-/// Makes the calling process the leader of the session, and itself or a child, in which this returns, that of the process group. Whatever
-/// is started next gets a PID that is no service's. Async-signal-safe.
+/// Makes the calling process the leader of the session, and itself or a child, in which this returns, that of the
+/// process group. Whatever is started next gets a PID that is no service's. Async-signal-safe.
 fn lead(leaders: ExitedLeaders) -> io::Result<()> {
     let is = |leader: u32| rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() == leader;
     let taken = || io::Error::from(rustix::io::Errno::EXIST);
@@ -254,7 +256,8 @@ pub(crate) fn end(init: i32) {
     unsafe { libc::kill(init, libc::SIGKILL) };
     while Path::new(&format!("/proc/{init}")).exists() {
         let mut status = 0;
-        // SAFETY: `status` is a live integer, which the call writes. Orphans are reparented to this process, the guest's init.
+        // SAFETY: `status` is a live integer, which the call writes. Orphans are reparented to this process, the
+        // guest's init.
         unsafe { libc::waitpid(init, &raw mut status, 0) };
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -1,4 +1,4 @@
-//! A terminal served over the network: a program runs in it, and whoever connects sees it and types into it.
+//! A terminal served over the network: a program runs in it, and every client sees it and types into it.
 //!
 //! Both sides of the terminal belong to the service, so that both survive, and so does the connection.
 
@@ -47,7 +47,7 @@ pub(crate) fn run(port: u16, argv: &[&str]) -> Result<()> {
     let mut master = File::from(master);
     while child.try_wait()?.is_none() {
         let (client, _) = listener.accept()?;
-        // Whoever hangs up may come back.
+        // A client that hangs up may come back.
         let _ = serve(&mut master, client);
     }
     Ok(())

@@ -1,9 +1,10 @@
 //! What the dead kernel had not written to the service's disk yet, written on its behalf.
 //!
-//! When the disk is mounted here, its journal is replayed: it is then as the dead kernel had last committed it, up to five
-//! seconds ago. What came after that is in the dead kernel's memory only: contents in dirty pages, names and attributes in
-//! blocks of a transaction that was never committed. It is carried over *through* the file system that is mounted
-//! here, by ordinary system calls, and never as blocks: whatever the dead kernel's memory holds, the file system stays sound.
+//! When the disk is mounted here, its journal is replayed: it is then as the dead kernel had last committed it, up to
+//! five seconds ago. What came after that is in the dead kernel's memory only: contents in dirty pages, names and
+//! attributes in blocks of a transaction that was never committed. It is carried over *through* the file system that is
+//! mounted here, by ordinary system calls, and never as blocks: whichever bytes the dead kernel's memory holds, the
+//! file system stays sound.
 //!
 //! 1. [`Plan`]: which files and directories the disk lacks something of, and what. Nothing is written yet, so that what
 //!    cannot be understood refuses the rescue and leaves the disk as it is.
@@ -30,8 +31,8 @@ use plan::Plan;
 
 pub(crate) use apply::Written;
 
-/// Brings the file system that is mounted at `mount_point`, from `device`, to the state that the dead kernel left it in, and puts
-/// into the images what only its disk had.
+/// Brings the file system that is mounted at `mount_point`, from `device`, to the state that the dead kernel left it
+/// in, and puts into the images what only its disk had.
 ///
 /// # Errors
 ///

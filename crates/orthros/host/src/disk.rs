@@ -1,8 +1,8 @@
 //! The service's disk: an image with an ext4 on it, which the machine that has the service has plugged in.
 //!
-//! Both machines have a place for it, a port of PCI Express that devices can be plugged into while the machine runs. The
-//! first active has it from the start. When a kernel dies its QEMU is ended, which closes the image, and the image is
-//! plugged into the backup. No two machines ever have it open: QEMU locks images, and the first one is gone.
+//! Both machines have a place for it, a port of PCI Express that devices can be plugged into while the machine runs.
+//! The first active has it from the start. When a kernel dies its QEMU is ended, which closes the image, and the image
+//! is plugged into the backup. No two machines ever have it open: QEMU locks images, and the first one is gone.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -150,7 +150,7 @@ fn create(image: &Path, bytes: u64, content: Option<&Path>) -> Result<()> {
     let owner = content.map(fs::metadata).transpose().map_err(file("look at", content.unwrap_or(image)))?;
     let owner = owner.map(|content| format!("root_owner={}:{}", content.uid(), content.gid()));
     if let (Some(content), Some(owner)) = (content, &owner) {
-        // What is in the directory keeps its owners; the root of the disk takes that of the directory only if told to.
+        // What is in the directory keeps its owners; the root of the disk takes that of the directory only if asked to.
         arguments.extend([Path::new("-d"), content, Path::new("-E"), Path::new(owner)]);
     }
     arguments.push(image);
@@ -189,7 +189,8 @@ fn examine(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether somebody else has locked what QEMU would lock. Nothing is locked here: between now and then there is QEMU's own look.
+/// Whether another process has locked what QEMU would lock. Nothing is locked here: between now and then there is
+/// QEMU's own look.
 fn is_locked(image: &fs::File) -> bool {
     let mut lock = lock(libc::F_WRLCK, LOCKED);
     // SAFETY: the descriptor is open, and the description of a lock is writable.
@@ -268,8 +269,11 @@ mod tests {
         let mut lock = lock(libc::F_RDLCK, 201..202);
         // SAFETY: the descriptor is open, and the description of a lock is writable.
         assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) }, 0);
-        let told = examine(&image).unwrap_err().to_string();
-        assert!(told.contains("locked") && told.contains("another one") && told.contains("image"), "{told}");
+        let message = examine(&image).unwrap_err().to_string();
+        assert!(
+            message.contains("locked") && message.contains("another one") && message.contains("image"),
+            "{message}"
+        );
         drop(other);
         examine(&image).unwrap();
         // What the kernel shows of loop devices.

@@ -1,9 +1,10 @@
 //! Ways to let the active's kernel die, for tests and for those who want to see it.
 //!
-//! A stock kernel offers few: a panic by `sysrq`, one for want of memory, one by a non-maskable interrupt. The faults that
-//! matter most, a wild pointer in a driver or a processor that never comes back, are made here as they happen: a word of the
-//! kernel's memory is overwritten. Each file in `/proc/sys/kernel` has a function that reads it; the one of a file that
-//! nobody looks at is pointed to nowhere, or to a function of the kernel that never returns, and the file is read.
+//! A stock kernel offers few: a panic by `sysrq`, one for want of memory, one by a non-maskable interrupt. The faults
+//! that matter most, a wild pointer in a driver or a processor that never comes back, are made here as they happen: a
+//! word of the kernel's memory is overwritten. Each file in `/proc/sys/kernel` has a function that reads it; the one of
+//! a file that nobody looks at is pointed to nowhere, or to a function of the kernel that never returns, and the file
+//! is read.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -29,7 +30,7 @@ const MOST_FILES: u64 = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
-    /// The kernel is told to panic (`sysrq c`).
+    /// The kernel is made to panic (`sysrq c`).
     Panic,
     /// It follows a wild pointer, and panics on the oops.
     Oops,
@@ -41,8 +42,8 @@ pub enum Fault {
     Hang,
     /// A processor runs in circles within the kernel. Nothing is said for a long time.
     Spin,
-    /// The same, and the kernel panics when it notices that a processor is locked up, which takes it two seconds: it says so
-    /// first only where its silence is borne for longer.
+    /// The same, and the kernel panics when it notices that a processor is locked up, which takes it two seconds: it
+    /// says so first only where its silence is borne for longer.
     Lockup,
 }
 

@@ -95,8 +95,8 @@ impl Initramfs {
         self
     }
 
-    /// A file of the host under its own name, or a directory without what is in it, with owner and permissions, as have the directories that
-    /// it is in.
+    /// A file of the host under its own name, or a directory without what is in it, with owner and permissions, as have
+    /// the directories that it is in.
     ///
     /// # Errors
     ///
@@ -115,8 +115,8 @@ impl Initramfs {
         Ok(self)
     }
 
-    /// A program of the host under its own name, with all libraries that it needs under theirs, and a script with the program that
-    /// reads it.
+    /// A program of the host under its own name, with all libraries that it needs under theirs, and a script with the
+    /// program that reads it.
     ///
     /// # Errors
     ///
@@ -128,9 +128,9 @@ impl Initramfs {
         Ok(self)
     }
 
-    /// A copy of a file of the host under another name, or of a directory with everything in it: links as links, and with the
-    /// programs and modules among the files the libraries that they need, under their own names. They are root's unless
-    /// `with_owners`.
+    /// A copy of a file of the host under another name, or of a directory with everything in it: links as links, and
+    /// with the programs and modules among the files the libraries that they need, under their own names. They are
+    /// root's unless `with_owners`.
     ///
     /// # Errors
     ///
@@ -264,7 +264,7 @@ mod tests {
             error.to_string().contains("socket") && error.to_string().contains("leave it out"),
             "{error}"
         );
-        // A single file is one, by whatever name.
+        // A single file is one, under any name.
         let mut archive = Initramfs::new();
         archive.tree(&tree.join("inner/text"), "/etc/text", false).unwrap();
         assert!(archive.has(Path::new("/etc/text")));

@@ -1,7 +1,8 @@
 //! One virtual machine: a QEMU process whose memory is a file that others may map, and a monitor to command it.
 //!
-//! The memory is a memfd, reached by its name in `/proc`: whatever file system the machine's directory is on, no page of it is
-//! ever written to a disk, and whatever ends this process, nothing of it is left. A link in the directory leads to it.
+//! The memory is a memfd, reached by its name in `/proc`: whichever file system the machine's directory is on, no page
+//! of it is ever written to a disk, and however this process ends, nothing of it is left. A link in the directory leads
+//! to it.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -224,7 +225,8 @@ impl Machine {
         }
     }
 
-    /// Puts its memory into its directory as a file, which stays when the machine is gone. Pages that were never used take no room.
+    /// Puts its memory into its directory as a file, which stays when the machine is gone. Pages that were never used
+    /// take no room.
     ///
     /// # Errors
     ///
@@ -244,8 +246,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives its memory back to the host, which others may still map, and of which nobody wants to know any more. The machine
-    /// must be dead.
+    /// Gives its memory back to the host, which others may still map, and of which nobody wants to know any more. The
+    /// machine must be dead.
     pub(crate) fn release_memory(&self) -> Result<()> {
         let failed = |error: rustix::io::Errno| file("empty", &self.file("ram"))(error.into());
         let length = rustix::fs::fstat(&self.memory).map_err(failed)?.st_size;

@@ -1,11 +1,13 @@
-//! The pair's network: a bridge, and a port of it for each machine. The bridge is one of its own, in a network namespace of
-//! its own, or one that the host has.
+//! The pair's network: a bridge, and a port of it for each machine. The bridge is one of its own, in a network
+//! namespace of its own, or one that the host has.
 //!
 //! Each machine has its network card from the start, with the same addresses: what decides who is reached is whose
-//! port is on the bridge. So a failover moves a port, which takes a millisecond, instead of plugging in a card. Until the
-//! service lives again nobody's port is: packets that came before would find no connection and be answered with resets.
+//! port is on the bridge. So a failover moves a port, which takes a millisecond, instead of plugging in a card. Until
+//! the service lives again nobody's port is: packets that came before would find no connection and be answered with
+//! resets.
 //!
-//! A port belongs to its machine's QEMU and goes with it, whatever ends that: on a host's own bridge nothing is left behind.
+//! A port belongs to its machine's QEMU and goes with it, however it ends: on a host's own bridge nothing is left
+//! behind.
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -191,14 +193,14 @@ impl Network {
         }
     }
 
-    /// What QEMU is told to make a port and a card at it.
+    /// The arguments that have QEMU make a port and a card at it.
     pub(crate) fn arguments(&self, port: &str) -> [String; 4] {
         let back = format!("tap,id=net,ifname={port},script=no,downscript=no");
         let device = format!("virtio-net-pci,netdev=net,mac={}", self.card());
         ["-netdev".to_owned(), back, "-device".to_owned(), device]
     }
 
-    /// What a machine's kernel is told about it.
+    /// What a machine's kernel learns about it.
     pub(crate) fn append(&self) -> String {
         let gateway = self.place.gateway.map(|gateway| format!(" orrery.gateway={gateway}"));
         format!(" orrery.address={}/{}{}", self.place.address, self.place.prefix, gateway.unwrap_or_default())
@@ -229,7 +231,8 @@ impl Network {
         self.own.as_ref().map(|(_, handle)| handle.as_fd())
     }
 
-    /// Takes away a network that was made under this name, for a program that ends without dropping it. Nothing where there is none.
+    /// Takes away a network that was made under this name, for a program that ends without dropping it. Nothing where
+    /// there is none.
     pub fn remove(name: &str) {
         if let Ok(ip) = require("ip", "iproute2") {
             let _ = run(&ip, &["netns", "delete", name], None);

@@ -3,10 +3,11 @@
 //!
 //! 1. **Detect.** A kernel that panics says so through its pvpanic device, and QEMU pauses the machine. One that falls
 //!    silent is given up when no heartbeat has come from one of its processors for a second.
-//! 2. **Fence.** The active is paused and then killed before anything is read, so that a machine that was given up wrongly
-//!    does no harm: it never runs again. Its memory is a file, which stays.
-//! 3. **Rebuild.** The backup reads the dead memory and writes images of the service's processes, while the dead machine's
-//!    disk is plugged into it; writes to the disk what the dead kernel had not; and criu makes processes of the images.
+//! 2. **Fence.** The active is paused and then killed before anything is read, so that a machine that was given up
+//!    wrongly does no harm: it never runs again. Its memory is a file, which stays.
+//! 3. **Rebuild.** The backup reads the dead memory and writes images of the service's processes, while the dead
+//!    machine's disk is plugged into it; writes to the disk what the dead kernel had not; and criu makes processes of
+//!    the images.
 //! 4. **Renew.** The survivor is the active now. A new backup is started that sees the survivor's memory.
 
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ const END: Duration = Duration::from_secs(20);
 const CLOSING: Duration = Duration::from_millis(100);
 /// How long QEMU may take to pause the active, at least; a pair that bears a longer silence waits as long here.
 const FENCE: Duration = Duration::from_secs(1);
-/// How long a kernel may take to panic that was told to.
+/// How long a kernel may take to panic that was asked to.
 const DYING: Duration = Duration::from_secs(20);
 /// How soon a guest says that it cannot die.
 const COMPLAINING: Duration = Duration::from_secs(1);
@@ -121,8 +122,8 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] where something is not installed, [`Error::Rights`], [`Error::Room`], before anything is made;
-    /// [`Error::Timeout`], [`Error::Guest`] where a guest said why.
+    /// [`Error::Missing`] where something is not installed, [`Error::Rights`], [`Error::Room`], before anything is
+    /// made; [`Error::Timeout`], [`Error::Guest`] where a guest said why.
     pub fn start(config: PairConfig) -> Result<Self> {
         requirements::check(&config)?;
         std::fs::create_dir_all(&config.directory)
@@ -358,7 +359,7 @@ impl Pair {
     /// # Errors
     ///
     /// [`Error::Guest`] where the guest says that it could not
-    /// [`crash`](Self::crash) as it was told to.
+    /// [`crash`](Self::crash) as it was asked to.
     pub fn watch(&mut self, patience: Duration) -> Result<Option<Cause>> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
@@ -430,8 +431,9 @@ impl Pair {
         Ok(None)
     }
 
-    /// The disk's image, while this host has no room for what the service writes to it. The service stands still then, which is no
-    /// failure of its kernel and would be no better in the backup, and goes on when [`watch`](Self::watch) finds room.
+    /// The disk's image, while this host has no room for what the service writes to it. The service stands still then,
+    /// which is no failure of its kernel and would be no better in the backup, and goes on when [`watch`](Self::watch)
+    /// finds room.
     #[must_use]
     pub fn full_disk(&self) -> Option<&Path> {
         self.full.and(self.disk.as_ref()).map(Disk::image)
@@ -441,8 +443,8 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// What the backup said; the dead machine's memory is then kept, and this may be tried again. Where it was asked for
-    /// and not needed ([`Cause::Request`]), and the service cannot be carried over, it goes on where it is.
+    /// What the backup said; the dead machine's memory is then kept, and this may be tried again. Where it was asked
+    /// for and not needed ([`Cause::Request`]), and the service cannot be carried over, it goes on where it is.
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
         let mut steps = Vec::new();
@@ -462,8 +464,8 @@ impl Pair {
             return Err(unexpected_report(&self.active.machine));
         };
         let mut remarks = Vec::new();
-        let told = self.restore_on(&mut backup, cause, &mut steps, &mut remarks);
-        let (pid, rebuilt, mut summary) = match told {
+        let restored = self.restore_on(&mut backup, cause, &mut steps, &mut remarks);
+        let (pid, rebuilt, mut summary) = match restored {
             Ok(Report::Restored { pid, steps, summary }) => (pid, steps, summary),
             other => {
                 let error = other.err().unwrap_or_else(|| unexpected_report(&backup.machine));
@@ -471,8 +473,9 @@ impl Pair {
                     let (machine, why) = (backup.machine.name().to_owned(), error.to_string());
                     return Err(Error::Gone { machine, why });
                 }
-                // The memory was only read, so this may be tried again. By the same backup only where it is there to be asked,
-                // and has made nothing yet: semaphores, files and half of a restore are in the way of another one.
+                // The memory was only read, so this may be tried again. By the same backup only where it is there to be
+                // asked, and has made nothing yet: semaphores, files and half of a restore are in the way of another
+                // one.
                 let spent = backup.restore_started || matches!(error, Error::Timeout { .. });
                 let failure_reason = backup.failure_reason(CLOSING).is_some();
                 backup.state = NodeState::Standby;
@@ -500,13 +503,13 @@ impl Pair {
         Error::Gone { machine: self.active.machine.name().to_owned(), why: why.to_owned() }
     }
 
-    /// Waits until all of the service's memory has come to the survivor, where a part of it comes later, and lets go of the dead
-    /// machine's; gives what came since the last failover, the first time that it is asked.
+    /// Waits until all of the service's memory has come to the survivor, where a part of it comes later, and lets go of
+    /// the dead machine's; gives what came since the last failover, the first time that it is asked.
     ///
     /// # Errors
     ///
-    /// [`Error::Gone`] where the survivor dies before: the service is lost. [`Error::Guest`] where it says why it could not have
-    /// its memory, [`Error::Timeout`].
+    /// [`Error::Gone`] where the survivor dies before: the service is lost. [`Error::Guest`] where it says why it could
+    /// not have its memory, [`Error::Timeout`].
     pub fn wait_for_lazy_pages(&mut self) -> Result<Option<LazyPages>> {
         let mut came = None;
         let deadline = Instant::now() + WHOLE;
@@ -547,7 +550,8 @@ impl Pair {
         }
         if let Some(network) = &self.network {
             network.detach(&self.active.port)?;
-            // What comes from now on waits in the backup's card, which is not switched on before the connections are there.
+            // What comes from now on waits in the backup's card, which is not switched on before the connections are
+            // there.
             network.attach(&backup.port)?;
         }
         let can_resume = cause == Cause::Request && self.active.machine.runs();
@@ -582,14 +586,14 @@ impl Pair {
         backup.expect("the service to live again", RESCUE)
     }
 
-    /// Pauses the active and notes what its processors hold; kills it, and returns why, where it does not answer. Its memory
-    /// is there all the same: what is lost is the threads that were on a processor.
+    /// Pauses the active and notes what its processors hold; kills it, and returns why, where it does not answer. Its
+    /// memory is there all the same: what is lost is the threads that were on a processor.
     fn pause_active(&mut self) -> Option<Error> {
         if !self.active.machine.runs() {
             return None;
         }
         let patience = FENCE.max(self.patience);
-        // What it had asked its disk for is done then, and whatever it does not do now it never will.
+        // What it had asked its disk for is done then, and what it does not do now it never will.
         let paused = self.active.qmp.execute_within("stop", &json!({}), patience);
         match paused.and_then(|_| self.active.qmp.human_within("info registers -a", patience)) {
             Ok(registers) => {
@@ -665,8 +669,8 @@ impl Pair {
         Shared { kernel: &self.kernel, image: &self.image, network, disk }
     }
 
-    /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no backup
-    /// then until [`renew`](Self::start_backup).
+    /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no
+    /// backup then until [`renew`](Self::start_backup).
     ///
     /// # Errors
     ///
@@ -687,8 +691,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Starts a new backup, for the survivor of a failover, when it has [settled](Self::wait_for_lazy_pages), or in place of one that died,
-    /// and gives how long that took, in seconds.
+    /// Starts a new backup, for the survivor of a failover, when it has [settled](Self::wait_for_lazy_pages), or in
+    /// place of one that died, and gives how long that took, in seconds.
     ///
     /// # Errors
     ///

@@ -81,8 +81,8 @@ mod tests {
         image.as_file().set_len(72 << 20).unwrap();
         check_image(image.path(), 256).unwrap();
         image.as_file().set_len((72 << 20) + 1).unwrap();
-        let told = check_image(image.path(), 256).unwrap_err().to_string();
-        assert!(told.contains("73 MiB") && told.contains("--memory 512"), "{told}");
+        let message = check_image(image.path(), 256).unwrap_err().to_string();
+        assert!(message.contains("73 MiB") && message.contains("--memory 512"), "{message}");
     }
 
     #[test]

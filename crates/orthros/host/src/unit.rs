@@ -1,8 +1,9 @@
 //! A service as its systemd unit describes it, made into what a pair takes.
 //!
-//! The unit is read from this host's files (systemd.unit(5)), whether a systemd runs or not; in the guests none does. So each setting is
-//! either done there by `orrery-guest` (who runs the program, where, with which variables and limits, and which directories it finds), or
-//! told to be left out, or refused with its file and line: see `settings`. The files that the unit names come with the image.
+//! The unit is read from this host's files (systemd.unit(5)), whether a systemd runs or not; in the guests none does.
+//! So each setting is either done there by `orrery-guest` (who runs the program, where, with which variables and
+//! limits, and which directories it finds), or reported as left out, or refused with its file and line: see `settings`.
+//! The files that the unit names come with the image.
 
 mod command;
 mod environment;
@@ -53,15 +54,16 @@ pub struct UnitService {
     /// What runs in the pair.
     pub service: Service,
     /// What is worth knowing: which files it is made of, and what is not applied.
-    pub told: Vec<String>,
+    pub report: Vec<String>,
 }
 
-/// Reads a unit, by its name (`.service` may be left out) or by the absolute path of its file, for a pair with a disk mounted there.
+/// Reads a unit, by its name (`.service` may be left out) or by the absolute path of its file, for a pair with a disk
+/// mounted there.
 ///
 /// # Errors
 ///
-/// [`Error::Unit`] with the file, the line and a way out where there is no such unit, or the service could not be as it says;
-/// [`Error::File`].
+/// [`Error::Unit`] with the file, the line and a way out where there is no such unit, or the service could not be as it
+/// says; [`Error::File`].
 pub fn read_unit(which: &str, disk: Option<&Path>) -> Result<UnitService> {
     let found = Places::of_system().find(which)?;
     let mut settings = Vec::new();
@@ -132,14 +134,14 @@ impl Reading<'_> {
         exec.directories.append(&mut needs.directories);
         exec.environment = Some(environment.0);
         (exec.arg0, exec.as_root) = (start.arg0.clone(), start.as_root);
-        let told = self.tell(&start, user.as_ref(), &needs, &exec, remark, &left_out);
+        let report = self.report(&start, user.as_ref(), &needs, &exec, remark, &left_out);
         let programs = exec.pre_commands.iter().chain(&exec.start_commands);
         let programs = programs.map(|command| command.program.clone());
         let programs = programs.chain(std::mem::take(&mut needs.programs)).collect();
         let argv = std::iter::once(start.program).chain(start.arguments).collect();
         let service =
             Service { argv, programs, files: Vec::new(), copied_paths: needs.taken, host_users: true, exec };
-        Ok(UnitService { service, told })
+        Ok(UnitService { service, report })
     }
 
     fn specifiers(&self) -> Specifiers<'_> {
@@ -262,7 +264,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The directories of a setting, which the program is told of.
+    /// The directories of a setting, which the program learns.
     fn directories(
         &self,
         (key, mode_key, root, variable): (&str, &str, &str, &str),
@@ -400,7 +402,7 @@ impl Reading<'_> {
         }
     }
 
-    fn tell(
+    fn report(
         &self,
         start: &ExecCommand,
         user: Option<&User>,
@@ -419,24 +421,24 @@ impl Reading<'_> {
         let words: Vec<&str> =
             std::iter::once(&start.program).chain(&start.arguments).map(String::as_str).collect();
         unit.push_str(&format!(": {} runs {}", who, words.join(" ")));
-        let mut told = vec![unit];
+        let mut report = vec![unit];
         if !needs.taken.is_empty() {
-            told.push(format!(
+            report.push(format!(
                 "taken along: {}",
                 list(needs.taken.iter().map(|path| path.display().to_string()).collect())
             ));
         }
         if !exec.directories.is_empty() {
-            told.push(format!(
+            report.push(format!(
                 "directories made: {}",
                 list(exec.directories.iter().map(|directory| directory.path.clone()).collect())
             ));
         }
-        told.extend(remark);
+        report.extend(remark);
         if !left_out.is_empty() {
-            told.push(format!("not applied: {}", left_out.join(", ")));
+            report.push(format!("not applied: {}", left_out.join(", ")));
         }
-        told
+        report
     }
 }
 

@@ -4,9 +4,9 @@
 //! done twice, and lets all else fail with `EINTR`. A program that knows better says so, for each call: begin it again,
 //! fail with another error, or ask a function of the program.
 //!
-//! The library takes no part in any call. It holds a [`Block`]: a page of memory with a mark by which the rescue finds it
-//! in the dead kernel's memory, and with an answer for each call. Where a function is to be asked, the rescue lets the
-//! thread go on in `entry` as if the call had led there: the call's number in `rax`, its arguments where they are,
+//! The library takes no part in any call. It holds a [`Block`]: a page of memory with a mark by which the rescue finds
+//! it in the dead kernel's memory, and with an answer for each call. Where a function is to be asked, the rescue lets
+//! the thread go on in `entry` as if the call had led there: the call's number in `rax`, its arguments where they are,
 //! and the way back in `rcx`, which a system call overwrites anyway. No stack is written to before the thread lives.
 //!
 //! The C interface is `include/orrery/failover.h`. After section IV-E-2 of the paper.
@@ -54,6 +54,11 @@ pub struct Call {
 /// A program's function that settles a call: gives what the kernel would, an error as its negative number.
 pub type Handler = unsafe extern "C" fn(*const Call) -> c_long;
 
+/// The block of this process.
+///
+/// Nothing in this library reads the answers, so the compiler might leave out the stores to them. `used` has it
+/// assume references to the block that it cannot see.
+#[used]
 static BLOCK: Block =
     Block { mark: MARK, entry: entry::entry, answers: [const { AtomicU16::new(DEFAULT) }; CALLS] };
 static HANDLERS: [AtomicPtr<()>; CALLS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CALLS];
@@ -88,8 +93,8 @@ pub extern "C" fn orrery_failover_set_result(call: c_long, answer: c_int) -> c_i
 
 /// Lets a function of the program settle a call; null leaves it to the rescue.
 ///
-/// The function runs in the thread that made the call, where it made it, after the rescue: it may do what a signal handler
-/// may. Gives 0, or -1 with `EINVAL` where there is no such call.
+/// The function runs in the thread that made the call, where it made it, after the rescue: it may do what a signal
+/// handler may. Gives 0, or -1 with `EINVAL` where there is no such call.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_failover_set_handler(call: c_long, handler: Option<Handler>) -> c_int {
     let Some(place) = place(call) else { return fail(libc::EINVAL) };

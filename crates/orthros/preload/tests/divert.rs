@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use orrery_testing::Killed;
 use orthros::{ASK, Block, FAIL, MARK};
 
 /// The directory with the library, which lies beside the directory of the tests.
@@ -70,9 +71,9 @@ fn a_program_settles_its_call() {
         orrery_testing::skipped!("there is no C compiler");
         return;
     };
-    let mut child = Command::new(program).stdout(Stdio::piped()).spawn().unwrap();
-    let pid = i32::try_from(child.id()).unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut child = Killed(Command::new(program).stdout(Stdio::piped()).spawn().unwrap());
+    let pid = i32::try_from(child.0.id()).unwrap();
+    let mut out = BufReader::new(child.0.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
@@ -86,8 +87,6 @@ fn a_program_settles_its_call() {
 
     if ptrace(libc::PTRACE_SEIZE, pid, std::ptr::null_mut()) != 0 {
         orrery_testing::skipped!("this machine does not let processes be traced");
-        child.kill().unwrap();
-        child.wait().unwrap();
         return;
     }
     assert_eq!(ptrace(libc::PTRACE_INTERRUPT, pid, std::ptr::null_mut()), 0);
@@ -109,21 +108,17 @@ fn a_program_settles_its_call() {
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "read 8 settled call 0 kept 11 12 15 red 4711 vector 1.5\n");
-    assert!(child.wait().unwrap().success());
+    assert!(child.0.wait().unwrap().success());
 }
 
 #[test]
 fn the_environment_answers_for_programs_that_know_nothing() {
     let preload = library().join("liborthros.so");
-    let mut child = Command::new("sleep")
-        .arg("1000")
-        .env("LD_PRELOAD", preload)
-        .env("ORTHROS_CALLS", "pause=EIO,write=default,nonsense")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = i32::try_from(child.id()).unwrap();
-    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut command = Command::new("sleep");
+    command.arg("1000").env("LD_PRELOAD", preload).stderr(Stdio::piped());
+    let mut child = Killed(command.env("ORTHROS_CALLS", "pause=EIO,write=default,nonsense").spawn().unwrap());
+    let pid = i32::try_from(child.0.id()).unwrap();
+    let mut errors = BufReader::new(child.0.stderr.take().unwrap());
     let mut line = String::new();
     errors.read_line(&mut line).unwrap();
     assert!(line.contains("nonsense"), "{line}");
@@ -131,6 +126,4 @@ fn the_environment_answers_for_programs_that_know_nothing() {
     let (_, bytes) = block(pid);
     let answer = |call: usize| u16::from_le_bytes([bytes[24 + call * 2], bytes[25 + call * 2]]);
     assert_eq!((answer(34), answer(1), answer(0)), (FAIL | 5, 0, 0));
-    child.kill().unwrap();
-    child.wait().unwrap();
 }

@@ -33,7 +33,8 @@ pub struct ExecConfig {
     pub working_directory: Option<WorkingDirectory>,
     /// The user and groups, if they are not root's.
     pub credentials: Option<Credentials>,
-    /// Whether the service runs as root although [`credentials`](Self::credentials) are set, which its commands then have.
+    /// Whether the service runs as root although [`credentials`](Self::credentials) are set, which its commands then
+    /// have.
     pub as_root: bool,
     /// The file mode creation mask.
     pub umask: Option<u32>,
@@ -87,7 +88,7 @@ pub struct ExecCommand {
     pub arguments: Vec<String>,
     /// Whether the service starts even if the command fails.
     pub ignore_failure: bool,
-    /// Whether root runs it, whatever the service's credentials are.
+    /// Whether root runs it, without regard to the service's credentials.
     pub as_root: bool,
 }
 
@@ -115,7 +116,7 @@ pub struct Directory {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Whether an existing directory gets this owner, with everything in it. Otherwise an existing directory is left as it is,
-    /// unless the service's disk is mounted there.
+    /// Whether an existing directory gets this owner, with everything in it. Otherwise an existing directory is left as
+    /// it is, unless the service's disk is mounted there.
     pub chown_existing: bool,
 }

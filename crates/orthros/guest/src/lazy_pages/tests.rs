@@ -96,9 +96,9 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     let mut lazy = LazyPages::default();
     lazy.spaces.insert(7, pending);
     assert_eq!(lazy.pages(), TOUCHED as u64);
-    let (told, heard) = channel();
+    let (sender, heard) = channel();
     let server = lazy.listen(Arc::new(Dead::new()), &directory).unwrap();
-    let server = server.start(Box::new(move |said| told.send(format!("{said:?}")).unwrap()));
+    let server = server.start(Box::new(move |said| sender.send(format!("{said:?}")).unwrap()));
     let mut criu = UnixStream::connect(directory.join(SOCKET)).unwrap();
     criu.write_all(&(-8_i32).to_ne_bytes()).unwrap();
     introduce(&mut criu, 7, &uffd);
@@ -147,7 +147,8 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     fs::remove_dir_all(&directory).unwrap();
 }
 
-/// The kernel dies with whoever brings memory, if that fails: where nothing runs yet, criu's death is no reason for it.
+/// The kernel dies with the process that brings memory, if that fails: where nothing runs yet, criu's death is no
+/// reason for it.
 #[test]
 fn criu_may_die_before_all_is_made_and_nobody_else_does() {
     let directory = std::env::temp_dir().join(format!("orrery-gone-{}", std::process::id()));
@@ -156,10 +157,10 @@ fn criu_may_die_before_all_is_made_and_nobody_else_does() {
         let mut lazy = LazyPages::default();
         lazy.spaces.insert(7, PendingPages::default());
         let server = lazy.listen(Arc::new(Dead::new()), &directory).unwrap();
-        let server = server.start(Box::new(|said| panic!("nothing is to be told, and not {said:?}")));
+        let server = server.start(Box::new(|said| panic!("nothing is to be reported, and not {said:?}")));
         let mut criu = UnixStream::connect(directory.join(SOCKET)).unwrap();
         for word in words {
-            // The last one is told of without its descriptor.
+            // The last one is announced without its descriptor.
             criu.write_all(&i32::to_ne_bytes(*word)).unwrap();
         }
         drop(criu);
@@ -168,9 +169,9 @@ fn criu_may_die_before_all_is_made_and_nobody_else_does() {
         server.abandon();
     }
     // A service that was made without its memory is another matter.
-    let (told, heard) = channel();
+    let (sender, heard) = channel();
     let server = LazyPages::default().listen(Arc::new(Dead::new()), &directory).unwrap();
-    let server = server.start(Box::new(move |said| told.send(format!("{said:?}")).unwrap()));
+    let server = server.start(Box::new(move |said| sender.send(format!("{said:?}")).unwrap()));
     drop(UnixStream::connect(directory.join(SOCKET)).unwrap());
     server.push_remaining(i32::MAX).unwrap();
     let said = heard.recv_timeout(std::time::Duration::from_secs(60)).unwrap();

@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn only_errors_are_reported() {
         let errors = Errors::of(LOG);
-        let told = errors.describe();
-        assert_eq!(told.lines().count(), 3, "{told}");
-        assert!(told.starts_with("2: Error (criu/eventpoll.c:417): epoll: Can't add"), "{told}");
+        let message = errors.describe();
+        assert_eq!(message.lines().count(), 3, "{message}");
+        assert!(message.starts_with("2: Error (criu/eventpoll.c:417): epoll: Can't add"), "{message}");
         let many = Errors::of(&LOG.repeat(1000)).describe();
         assert!(many.lines().count() == MOST_LINES + 1 && many.ends_with("2988 more errors"), "{many}");
         assert_eq!(Errors::of("").describe(), "");

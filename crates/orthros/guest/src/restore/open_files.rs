@@ -1,7 +1,9 @@
-//! Settings of open files that criu does not restore: options of sockets, receivers of signals, what epolls wait for, and packets in
-//! pipes. They are made while the restored processes stand still, on copies of their file descriptors (pidfd_getfd(2)).
+//! Settings of open files that criu does not restore: options of sockets, receivers of signals, what epolls wait for,
+//! and packets in pipes. They are made while the restored processes stand still, on copies of their file descriptors
+//! (pidfd_getfd(2)).
 //!
-//! What fails costs that setting, and is a remark. A socket whose filter or interface cannot be set again is closed to everything.
+//! What fails costs that setting, and is a remark. A socket whose filter or interface cannot be set again is closed to
+//! everything.
 
 use std::ffi::c_int;
 use std::io;
@@ -36,7 +38,8 @@ struct OwnerEx {
     pid: c_int,
 }
 
-/// Makes the settings of all open files, and returns remarks about those that cannot be made. To be called in the service's PID namespace.
+/// Makes the settings of all open files, and returns remarks about those that cannot be made. To be called in the
+/// service's PID namespace.
 pub(crate) fn restore(state: &RestoreState) -> Vec<String> {
     let mut remarks = Vec::new();
     for socket in &state.sockets {
@@ -134,8 +137,8 @@ fn close(socket: &OwnedFd) -> Result<()> {
 fn attach_filter(socket: &OwnedFd, program: &[libc::sock_filter]) -> Result<()> {
     let head = libc::sock_fprog { len: u16::try_from(program.len())?, filter: program.as_ptr().cast_mut() };
     let length = libc::socklen_t::try_from(size_of_val(&head))?;
-    // SAFETY: `head` is a sock_fprog of this length, and points to `len` instructions that live until the call returns; it only
-    // reads them.
+    // SAFETY: `head` is a sock_fprog of this length, and points to `len` instructions that live until the call returns;
+    // it only reads them.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -151,8 +154,8 @@ fn attach_filter(socket: &OwnedFd, program: &[libc::sock_filter]) -> Result<()> 
 
 fn set(socket: &OwnedFd, level: c_int, option: c_int, value: &[u8]) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).unwrap_or(0);
-    // SAFETY: `value` is a live slice of the length that is passed, which the call only reads. The options that hold pointers
-    // (SO_ATTACH_FILTER) do not come here.
+    // SAFETY: `value` is a live slice of the length that is passed, which the call only reads. The options that hold
+    // pointers (SO_ATTACH_FILTER) do not come here.
     let result =
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -178,8 +181,8 @@ fn has(socket: &OwnedFd, option: &SocketOption) -> io::Result<bool> {
     Ok(value.get(..length as usize).is_some_and(|found| is_same(found, &option.value)))
 }
 
-/// Returns whether two values are the same. Some options return fewer bytes than are set; all are little-endian numbers, or
-/// strings with zeros after them.
+/// Returns whether two values are the same. Some options return fewer bytes than are set; all are little-endian
+/// numbers, or strings with zeros after them.
 fn is_same(found: &[u8], wanted: &[u8]) -> bool {
     let (shorter, longer) = if found.len() < wanted.len() { (found, wanted) } else { (wanted, found) };
     longer.starts_with(shorter) && longer[shorter.len()..].iter().all(|&byte| byte == 0)
@@ -197,7 +200,7 @@ fn set_option(socket: &OwnedFd, option: &SocketOption) -> Result<()> {
     Ok(())
 }
 
-/// Makes somebody the receiver of a file's signals, in the name of the user who did.
+/// Makes a process the receiver of a file's signals, in the name of the user who did.
 fn restore_owner(owner: &FileOwner) -> Result<()> {
     let file = copy(owner.holder)?;
     if owner.signal != 0 {
@@ -245,8 +248,8 @@ fn restore_packets(pipe: &PacketPipe) -> Result<()> {
 
 /// Adds to epolls what they wait for.
 ///
-/// An epoll knows a file by its description and the number under which it was added, which may have been closed since. So each file
-/// gets this very number here, in a thread with a table of file descriptors of its own.
+/// An epoll knows a file by its description and the number under which it was added, which may have been closed since.
+/// So each file gets this very number here, in a thread with a table of file descriptors of its own.
 fn restore_epolls(epolls: &[Epoll]) -> Vec<String> {
     let numbers = || epolls.iter().flat_map(|epoll| &epoll.targets).map(|target| target.number);
     let Some(largest) = numbers().max() else { return Vec::new() };
@@ -261,7 +264,8 @@ fn restore_epolls(epolls: &[Epoll]) -> Vec<String> {
 fn restore_epolls_here(epolls: &[Epoll], largest: u32) -> Result<Vec<String>> {
     /// How many file descriptors are needed besides.
     const OTHERS: u64 = 64;
-    // SAFETY: unshare takes no pointers. From here on this thread has its own table of file descriptors, which goes when it ends.
+    // SAFETY: unshare takes no pointers. From here on this thread has its own table of file descriptors, which goes
+    // when it ends.
     let result = unsafe { libc::unshare(libc::CLONE_FILES) };
     ensure!(result == 0, "cannot copy the table of file descriptors: {}", io::Error::last_os_error());
     let (needed, limit) = (u64::from(largest) + OTHERS, getrlimit(Resource::Nofile));
@@ -299,10 +303,11 @@ fn move_up(file: OwnedFd, least: c_int) -> Result<OwnedFd> {
 }
 
 fn add_target(waits: &OwnedFd, target: &EpollEntry, above: c_int) -> Result<()> {
-    // Whatever has a number that is not above may be overwritten next.
+    // A file whose number is not above may be overwritten next.
     let file = move_up(copy(target.holder)?, above)?;
     let number = c_int::try_from(target.number)?;
-    // SAFETY: dup2 takes integers. What the number was in this thread's own table is used no more: everything needed lies above.
+    // SAFETY: dup2 takes integers. What the number was in this thread's own table is used no more: everything needed
+    // lies above.
     let placed = unsafe { libc::dup2(file.as_raw_fd(), number) };
     ensure!(placed == number, "cannot take the number {number}: {}", io::Error::last_os_error());
     // SAFETY: the number was just made a file descriptor, and nobody else owns it.

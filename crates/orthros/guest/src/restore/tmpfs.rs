@@ -1,5 +1,6 @@
-//! Files outside the service's disk. They are in memory file systems (`/tmp`, `/run`, `/dev/shm`, and what was changed in the image),
-//! and so in the dead memory: they are created again under the same names, with the same contents, owners and times.
+//! Files outside the service's disk. They are in memory file systems (`/tmp`, `/run`, `/dev/shm`, and what was changed
+//! in the image), and so in the dead memory: they are created again under the same names, with the same contents,
+//! owners and times.
 
 use std::collections::HashMap;
 use std::fs;
@@ -71,7 +72,7 @@ fn create(
     let attributes = &file.attributes;
     let kind = FileType::from_raw_mode(attributes.mode);
     if kind == FileType::Socket {
-        // Whoever is bound to it makes it.
+        // The socket that is bound to it makes it.
         return Ok(None);
     }
     if kind == FileType::Directory {

@@ -54,7 +54,7 @@ pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
             short.push((work.path(*number)?, put.missing));
         }
     }
-    // Last: whatever was done above has changed times.
+    // Last: what was done above has changed times.
     for (number, file) in plan.files.iter().filter(|(number, file)| file.changed || **number == TOP) {
         let attributes = &file.attributes;
         dress(work.file(*number)?, attributes, file.extended.as_deref())
@@ -88,7 +88,7 @@ pub(super) fn has_begun(mounted: &Mounted, death: u64) -> bool {
     rustix::fs::statat(&mounted.top, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// Removes what told the next try that this one had begun: there will be none. The top directory keeps its times.
+/// Removes what would show the next try that this one had begun: there will be none. The top directory keeps its times.
 pub(super) fn finish(mounted: &Mounted) -> Result<()> {
     let top = rustix::fs::fstat(&mounted.top)?;
     if rustix::fs::statat(&mounted.top, ASIDE, AtFlags::SYMLINK_NOFOLLOW).is_err() {
@@ -273,7 +273,7 @@ impl<'p, 'k> Work<'p, 'k> {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        // What lies there under such a name is somebody's.
+        // What lies there under such a name is another program's.
         let (mut to, mut others) = (format!("{LOST}/#{here}"), 0);
         while let Err(error) =
             rustix::fs::renameat_with(&self.aside, name, &self.mounted.top, &to, RenameFlags::NOREPLACE)
@@ -371,8 +371,8 @@ impl Put {
         }
     }
 
-    /// Writes what lies below `size`, page by page where not all of it finds room: some may lie where the disk has a place
-    /// for it already.
+    /// Writes what lies below `size`, page by page where not all of it finds room: some may lie where the disk has a
+    /// place for it already.
     fn bytes(&mut self, out: &File, offset: u64, bytes: &[u8], size: u64) -> Result<()> {
         let length = usize::try_from(size.saturating_sub(offset).min(bytes.len() as u64))?;
         if write_all(out, &bytes[..length], offset)? {
@@ -551,14 +551,17 @@ mod tests {
                 planned(&mounted, place, "large", 100 << 10, bytes(100 << 10)),
                 planned(&mounted, place, "there", 16 << 10, bytes(16 << 10)),
             ];
-            let told = format!("{:#}", apply(&plan(files, BTreeMap::new()), &mounted).unwrap_err());
+            let message = format!("{:#}", apply(&plan(files, BTreeMap::new()), &mounted).unwrap_err());
             let read = |name: &str| std::fs::read(place.join(name)).unwrap();
             let large = read("large").iter().filter(|&&byte| byte == 2).count();
             assert!(large > 0 && large < 60 << 10, "{large} bytes found room");
             let missing = (100 << 10) - large;
             let wanted = format!("the disk is full: {missing} bytes of 1 files are in the dead memory only");
-            assert!(told.contains(&wanted), "{told}, where {missing} are missing");
-            assert!(told.contains(&format!("large lacks {missing};")) && told.contains("--keep"), "{told}");
+            assert!(message.contains(&wanted), "{message}, where {missing} are missing");
+            assert!(
+                message.contains(&format!("large lacks {missing};")) && message.contains("--keep"),
+                "{message}"
+            );
             // What found room is there, and as large as it was.
             assert!(read("there") == vec![2; 16 << 10] && read("small") == vec![2; 4096]);
             assert_eq!(read("large").len(), 100 << 10);
@@ -597,8 +600,11 @@ mod tests {
         assert_eq!(std::fs::read(lost.join(format!("#{number}"))).unwrap(), b"somebody's");
         assert_eq!(std::fs::read(lost.join(format!("#{number}.1"))).unwrap(), b"what it holds");
         let wanted = format!("file {number} (13 bytes)");
-        let told = written.remarks.join("; ");
-        assert!(told.contains(&wanted) && told.contains(&format!("lost+found/#{number}.1")), "{told}");
+        let message = written.remarks.join("; ");
+        assert!(
+            message.contains(&wanted) && message.contains(&format!("lost+found/#{number}.1")),
+            "{message}"
+        );
         assert!(!place.join("moving").exists() && !place.join(ASIDE).exists());
         std::fs::remove_dir_all(&place).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Files by number and generation, whatever they are called: `open_by_handle_at(2)` with the handles of ext4.
+//! Files by number and generation, without their names: `open_by_handle_at(2)` with the handles of ext4.
 
 use std::ffi::CString;
 use std::fs::File;

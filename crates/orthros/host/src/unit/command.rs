@@ -153,12 +153,12 @@ mod tests {
             ("/bin/sh 'x", "not closed"),
             ("/bin/sh %b", "in the guests"),
         ] {
-            let told = read(bad).unwrap_err();
-            assert!(told.contains(way), "{bad}: {told}");
+            let message = read(bad).unwrap_err();
+            assert!(message.contains(way), "{bad}: {message}");
         }
         for (bad, way) in [("/no/such", "install"), ("a/b", "absolute"), ("no-such-program", "/usr/bin")] {
-            let told = read(bad).unwrap()[0].settle(&Environment::default(), SEARCHED).unwrap_err();
-            assert!(told.contains(way), "{bad}: {told}");
+            let message = read(bad).unwrap()[0].settle(&Environment::default(), SEARCHED).unwrap_err();
+            assert!(message.contains(way), "{bad}: {message}");
         }
     }
 }

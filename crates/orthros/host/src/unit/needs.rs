@@ -1,4 +1,5 @@
-//! What a unit's program finds of this host in the guests: files that the unit names, configuration, and empty directories to write to.
+//! What a unit's program finds of this host in the guests: files that the unit names, configuration, and empty
+//! directories to write to.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -45,7 +46,8 @@ impl Needs {
         Self { disk: disk.map(Path::to_owned), ..Self::default() }
     }
 
-    /// A file that is there is taken along, and a directory of configuration with what is in it; any other directory is made empty.
+    /// A file that is there is taken along, and a directory of configuration with what is in it; any other directory is
+    /// made empty.
     pub(super) fn add(&mut self, path: &Path) -> Result<()> {
         let Ok(real) = fs::canonicalize(path) else { return Ok(()) };
         let leads_back = path.components().any(|part| part == Component::ParentDir);
@@ -164,7 +166,7 @@ mod tests {
         assert!(needs.taken.is_empty() && needs.directories.len() == 1);
         let large = fs::File::create(at("large")).unwrap();
         large.set_len(MOST).unwrap();
-        let told = needs.add(&at("large")).and_then(|()| needs.add(&at("conf"))).unwrap_err().to_string();
-        assert!(told.contains("32 MiB") && told.contains("--content"), "{told}");
+        let message = needs.add(&at("large")).and_then(|()| needs.add(&at("conf"))).unwrap_err().to_string();
+        assert!(message.contains("32 MiB") && message.contains("--content"), "{message}");
     }
 }

@@ -1,5 +1,5 @@
-//! Where a unit's files lie, systemd.unit(5): the first directory that has it, links that give it other names, and drop-ins from all
-//! directories, in the order of their names.
+//! Where a unit's files lie, systemd.unit(5): the first directory that has it, links that give it other names, and
+//! drop-ins from all directories, in the order of their names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -212,7 +212,7 @@ mod tests {
             (found.name.full, show(&found.file), found.drop_ins.iter().map(show).collect())
         }
 
-        fn told(&self, which: &str) -> String {
+        fn message(&self, which: &str) -> String {
             self.1.find(which).unwrap_err().to_string()
         }
     }
@@ -248,7 +248,7 @@ mod tests {
         host.write("etc/t@one.service.d/2.conf", "");
         let drop_ins = ["etc/t@.service.d/1.conf", "etc/t@one.service.d/2.conf"].map(str::to_owned).to_vec();
         assert_eq!(host.found("t@one"), ("t@one.service".to_owned(), "lib/t@.service".to_owned(), drop_ins));
-        assert!(host.told("t@").contains("t@INSTANCE"));
+        assert!(host.message("t@").contains("t@INSTANCE"));
         host.write("lib/real.service", "x");
         host.link("etc/other.service", "../lib/real.service");
         host.write("etc/other.service.d/1.conf", "");
@@ -280,17 +280,19 @@ mod tests {
         host.write("lib/masked.service", "x");
         host.write("run/empty.service", "");
         host.link("etc/dangling.service", "nowhere");
-        assert!(host.told("masked").contains("etc/masked.service: the unit is masked"));
-        assert!(host.told("empty").contains("the unit is masked"));
-        assert!(host.told("dangling").contains("cannot open"));
-        let told = host.told("absent");
+        assert!(host.message("masked").contains("etc/masked.service: the unit is masked"));
+        assert!(host.message("empty").contains("the unit is masked"));
+        assert!(host.message("dangling").contains("cannot open"));
+        let message = host.message("absent");
         assert!(
-            told.contains("absent.service") && told.contains("absolute path") && told.contains("/etc"),
-            "{told}"
+            message.contains("absent.service")
+                && message.contains("absolute path")
+                && message.contains("/etc"),
+            "{message}"
         );
-        assert!(host.told("/dev/null").contains("ends with .service"));
-        assert!(host.told("/no/such.service").contains("/no/such.service"));
-        assert!(host.told("a.timer").contains("a timer runs no program"));
+        assert!(host.message("/dev/null").contains("ends with .service"));
+        assert!(host.message("/no/such.service").contains("/no/such.service"));
+        assert!(host.message("a.timer").contains("a timer runs no program"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What becomes of each setting: it is honoured, it is told that it is not applied, or it is refused.
+//! What becomes of each setting: it is honoured, it is reported as not applied, or it is refused.
 //!
-//! In the guests nothing runs but the service, without systemd. What only keeps a program from things (of which most are not there), or
-//! says what systemd does before, beside or after it, may be left out, and is told. What gives the program something that it would miss
-//! is refused; so is what is not known here.
+//! In the guests nothing runs but the service, without systemd. What only keeps a program from things (of which most
+//! are not there), or says what systemd does before, beside or after it, may be left out, and is reported. What gives
+//! the program something that it would miss is refused; so is what is not known here.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use super::values::{boolean, is_limit};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Treatment {
     Honoured,
-    Told,
+    Reported,
     /// It describes, and does nothing.
     Nothing,
     /// Why, and what to do.
     Refused(&'static str),
 }
 
-use Treatment::{Honoured, Nothing, Refused, Told};
+use Treatment::{Honoured, Nothing, Refused, Reported};
 
 const OWN: &str =
     "; leave it out in a drop-in, or in a file of your own that --unit names by its absolute path";
@@ -97,7 +97,7 @@ const REFUSED: [(&str, &str); 28] = [
     ("ExecCondition", COMMANDS),
 ];
 /// Families that keep the service from something, share resources out between services, or say what is done about it.
-const TOLD: [&str; 64] = [
+const REPORTED: [&str; 64] = [
     "AllowedCPUs",
     "AllowedMemoryNodes",
     "AppArmorProfile",
@@ -163,7 +163,7 @@ const TOLD: [&str; 64] = [
     "SELinuxContext",
     "SendSIG",
 ];
-const TOLD_TOO: [&str; 21] = [
+const REPORTED_TOO: [&str; 21] = [
     "SetLoginEnvironment",
     "Slice",
     "SmackProcessLabel",
@@ -191,9 +191,9 @@ const UNKNOWN: &str = "what this does is not known here, and it might change wha
 /// What becomes of a setting, if it is known.
 fn known(section: &str, key: &str) -> Option<Treatment> {
     match section {
-        // Who needs whom, and when it is started: here it is alone, and is started because somebody says so.
+        // Who needs whom, and when it is started: here it is alone, and is started by command.
         "Unit" if ["Description", "Documentation", "SourcePath"].contains(&key) => Some(Nothing),
-        "Unit" => Some(Told),
+        "Unit" => Some(Reported),
         "Install" => Some(Nothing),
         name if name.starts_with("X-") => Some(Nothing),
         "Service" if key.starts_with("X-") => Some(Nothing),
@@ -204,13 +204,14 @@ fn known(section: &str, key: &str) -> Option<Treatment> {
             if let Some((_, why)) = REFUSED.iter().find(|(name, _)| *name == key) {
                 return Some(Refused(why));
             }
-            TOLD.iter().chain(&TOLD_TOO).any(|family| key.starts_with(family)).then_some(Told)
+            REPORTED.iter().chain(&REPORTED_TOO).any(|family| key.starts_with(family)).then_some(Reported)
         }
         _ => None,
     }
 }
 
-/// Whether the paths that are bound are only sockets of this host's log, which the guests lack: a program that finds none goes on.
+/// Whether the paths that are bound are only sockets of this host's log, which the guests lack: a program that finds
+/// none goes on.
 fn binds_logs(value: &str) -> bool {
     value.split_whitespace().all(|word| {
         let source = word.trim_start_matches('-').split(':').next().unwrap_or_default();
@@ -250,13 +251,13 @@ impl Settings {
         self.last(key).map(value).transpose()
     }
 
-    /// The names of what is told, in order.
+    /// The names of what is reported, in order.
     ///
     /// # Errors
     ///
     /// What is refused.
     pub(super) fn left_out(&self) -> crate::Result<Vec<&str>> {
-        let (mut told, mut seen) = (Vec::new(), BTreeSet::new());
+        let (mut reported, mut seen) = (Vec::new(), BTreeSet::new());
         for setting in &self.0 {
             let (section, key) = (setting.section.as_str(), setting.key.as_str());
             let treatment = known(section, key).unwrap_or(Refused(UNKNOWN));
@@ -271,7 +272,7 @@ impl Settings {
             };
             let logs = key == "BindPaths" || key == "BindReadOnlyPaths";
             let treatment = if logs && values.iter().all(|setting| binds_logs(&setting.value)) {
-                Told
+                Reported
             } else {
                 treatment
             };
@@ -284,11 +285,11 @@ impl Settings {
                         why.to_owned()
                     }));
                 }
-                Told if !nothing && seen.insert((section, key)) => told.push(key),
+                Reported if !nothing && seen.insert((section, key)) => reported.push(key),
                 _ => {}
             }
         }
-        Ok(told)
+        Ok(reported)
     }
 }
 
@@ -348,8 +349,8 @@ mod tests {
             ("ExecCondition=/bin/x", "ExecStartPre="),
             ("Nonsense=1", "not known here"),
         ] {
-            let told = settings(&format!("[Service]\n{text}\n")).left_out().unwrap_err().to_string();
-            assert!(told.starts_with(&format!("/u:2: {text}: ")) && told.contains(way), "{told}");
+            let message = settings(&format!("[Service]\n{text}\n")).left_out().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("/u:2: {text}: ")) && message.contains(way), "{message}");
         }
         assert!(settings("[Socket]\nA=b").left_out().is_err());
     }

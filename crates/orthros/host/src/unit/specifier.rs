@@ -1,4 +1,5 @@
-//! What `%` stands for in a unit, systemd.unit(5), "Specifiers". What differs between a host and its guests stands for nothing here.
+//! What `%` stands for in a unit, systemd.unit(5), "Specifiers". What differs between a host and its guests stands for
+//! nothing here.
 
 use std::fs;
 use std::path::Path;
@@ -58,7 +59,7 @@ impl Specifiers<'_> {
             'E' => "/etc".to_owned(),
             'T' => "/tmp".to_owned(),
             'V' => "/var/tmp".to_owned(),
-            // Of whoever runs the system's units.
+            // Of the user who runs the system's units.
             'u' | 'g' => "root".to_owned(),
             'U' | 'G' => "0".to_owned(),
             'h' => "/root".to_owned(),

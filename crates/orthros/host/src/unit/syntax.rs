@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn what_is_none_is_told_with_its_place() {
-        let told = |text| parse(text, Path::new("/u")).unwrap_err().to_string();
-        assert_eq!(told("[Service]\nnonsense"), "/u:2: nonsense: write KEY=VALUE, or # before a comment");
-        assert!(told("[Service\n").starts_with("/u:1: [Service: "));
-        assert!(told("A=b").contains("no section has begun"));
+        let message = |text| parse(text, Path::new("/u")).unwrap_err().to_string();
+        assert_eq!(message("[Service]\nnonsense"), "/u:2: nonsense: write KEY=VALUE, or # before a comment");
+        assert!(message("[Service\n").starts_with("/u:1: [Service: "));
+        assert!(message("A=b").contains("no section has begun"));
     }
 
     proptest! {

@@ -88,7 +88,7 @@ fn a_unit_becomes_a_service() {
     ] {
         assert_eq!(variable(&read, name), value, "{name}");
     }
-    let told = read.told.join("\n");
+    let message = read.report.join("\n");
     for part in [
         "a@b.service is ",
         ": root runs /bin/sh",
@@ -96,9 +96,9 @@ fn a_unit_becomes_a_service() {
         "directories made: /run/a/b",
         "Type=notify: nobody waits",
     ] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(message.contains(part), "{part}: {message}");
     }
-    assert!(told.ends_with("not applied: After, PrivateTmp"), "{told}");
+    assert!(message.ends_with("not applied: After, PrivateTmp"), "{message}");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn what_is_not_said_is_as_systemd_has_it() {
     assert_eq!((exec.umask, exec.nice, &exec.credentials), (Some(0o022), None, &None));
     assert_eq!(exec.rlimits, [(libc::RLIMIT_NOFILE, 1024, 524_288)]);
     assert!(exec.ignore_sigpipe && exec.working_directory.is_none() && variable(&unit, "HOME").is_none());
-    assert_eq!(unit.told.len(), 1, "{:?}", unit.told);
+    assert_eq!(unit.report.len(), 1, "{:?}", unit.report);
     assert!(!read("IgnoreSIGPIPE=no").service.exec.ignore_sigpipe);
     let root = read(
         "ExecStartPre=/bin/sh\nPermissionsStartOnly=yes\nUser=daemon\nWorkingDirectory=-~\nExecSearchPath=/bin:/usr/bin",
@@ -126,7 +126,7 @@ fn a_drop_in_takes_back_and_adds() {
     fs::write(unit.at("a@b.service.d/own.conf"), drop_in).unwrap();
     let read = unit.read().unwrap();
     assert_eq!(read.service.argv, ["/bin/sh", "a"]);
-    assert!(read.told[0].contains("with ") && read.told[0].contains("own.conf"), "{:?}", read.told);
+    assert!(read.report[0].contains("with ") && read.report[0].contains("own.conf"), "{:?}", read.report);
 }
 
 #[test]
@@ -165,16 +165,16 @@ fn what_cannot_be_is_told_with_its_file_and_line_and_a_way_out() {
         match unit.read() {
             Ok(_) => assert_eq!(way, "", "{line} is accepted"),
             Err(error) => {
-                let told = error.to_string();
+                let message = error.to_string();
                 assert!(
-                    told.starts_with(&format!("{}:3: {line}: ", path.display())) && told.contains(way),
-                    "{told}"
+                    message.starts_with(&format!("{}:3: {line}: ", path.display())) && message.contains(way),
+                    "{message}"
                 );
             }
         }
     }
-    let told = Written::new("[Service]\nUser=root\n").read().unwrap_err().to_string();
-    assert!(told.contains("a@b.service: it has no ExecStart="), "{told}");
+    let message = Written::new("[Service]\nUser=root\n").read().unwrap_err().to_string();
+    assert!(message.contains("a@b.service: it has no ExecStart="), "{message}");
 }
 
 /// A unit is of a package that nobody has read: its files are not waited for, nor read without end.

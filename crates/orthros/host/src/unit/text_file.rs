@@ -1,4 +1,4 @@
-//! Reading files that a unit names: whoever packages it chooses which.
+//! Reading files that a unit names: its packager chooses which.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
@@ -11,7 +11,8 @@ const LONGEST: u64 = 1 << 20;
 /// Reads a regular file of at most 1 MiB as text. A pipe is not waited for, and a device is not read.
 ///
 /// # Errors
-/// Those of open(2) and read(2); `InvalidInput` for what is no regular file, `FileTooLarge`, `InvalidData` for what is not UTF-8.
+/// Those of open(2) and read(2); `InvalidInput` for what is no regular file, `FileTooLarge`, `InvalidData` for what is
+/// not UTF-8.
 pub(super) fn read_text(path: &Path) -> io::Result<String> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     if !file.metadata()?.is_file() {

@@ -123,9 +123,9 @@ mod tests {
             Credentials { uid: 102, gid: 33, groups: vec![33, 110] }
         );
         assert_eq!(users.identity(None, Some(33), &[]), Credentials { uid: 0, gid: 33, groups: vec![] });
-        let told: Vec<String> =
+        let variables: Vec<String> =
             redis.environment().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-        assert_eq!(told, ["USER=redis", "LOGNAME=redis", "HOME=/var/lib/redis"]);
+        assert_eq!(variables, ["USER=redis", "LOGNAME=redis", "HOME=/var/lib/redis"]);
         assert_eq!((users.group("ssl"), users.group("4711")), (Ok(110), Ok(4711)));
         assert!(users.user("broken").unwrap_err().contains("adduser") && users.group("none").is_err());
     }

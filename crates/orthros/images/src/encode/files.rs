@@ -102,7 +102,7 @@ fn entry(id: u32, file: &File) -> Result<m::File> {
         File::Event { flags, count } => {
             entry.efd = Some(EventFile { id, flags: *flags, fown: Fown::NONE, counter: *count });
         }
-        // What it waits for is added later: by number, and whoever has the file now.
+        // What it waits for is added later: by number, and by the present holder of the file.
         File::Epoll { flags, .. } => {
             entry.epfd = Some(EpollFile { id, flags: *flags, fown: Fown::NONE });
         }

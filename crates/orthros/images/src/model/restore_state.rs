@@ -36,7 +36,7 @@ pub struct RestoreState {
     pub unnamed_files: Vec<UnnamedFile>,
     /// The settings of sockets.
     pub sockets: Vec<SocketSettings>,
-    /// The open files of which somebody gets a signal.
+    /// The open files that send signals (`F_SETOWN`).
     pub file_owners: Vec<FileOwner>,
     /// The epolls.
     pub epolls: Vec<Epoll>,
@@ -44,8 +44,8 @@ pub struct RestoreState {
     pub packet_pipes: Vec<PacketPipe>,
     /// The host and domain name.
     pub names: Option<(String, String)>,
-    /// The inode of the pipe to the init process of the PID namespace that the service prints into, if it still has it open. A service in
-    /// another guest prints into another one, which criu is given in its place.
+    /// The inode of the pipe to the init process of the PID namespace that the service prints into, if it still has it
+    /// open. A service in another guest prints into another one, which criu is given in its place.
     pub output_pipe: Option<u32>,
     /// The leaders of the session and process group of the service's own process, which have exited.
     pub exited_leaders: ExitedLeaders,
@@ -135,8 +135,8 @@ pub struct Connection {
     pub expected: u32,
     /// The sequence number of the first byte that the peer has not acknowledged.
     pub first: u32,
-    /// These bytes, as far as they were sent, and at most [`MAX_UNACKNOWLEDGED`](Self::MAX_UNACKNOWLEDGED). Bytes that were not
-    /// sent are the restored socket's to send: it drops an acknowledgment of them until it has.
+    /// These bytes, as far as they were sent, and at most [`MAX_UNACKNOWLEDGED`](Self::MAX_UNACKNOWLEDGED). Bytes that
+    /// were not sent are the restored socket's to send: it drops an acknowledgment of them until it has.
     pub unacknowledged: Vec<u8>,
     /// The largest segment that the peer takes.
     pub max_segment: usize,

@@ -1,8 +1,8 @@
 //! The registers that the processors had when they were stopped, as the hypervisor prints them.
 //!
-//! A thread's registers are in memory while it is in the kernel. Where a processor was stopped from outside while a thread
-//! ran in user space, they are in that processor only; and vector registers stay in the processor even while the thread is
-//! in the kernel, until another thread needs them. QEMU's monitor prints them all: `info registers -a`.
+//! A thread's registers are in memory while it is in the kernel. Where a processor was stopped from outside while a
+//! thread ran in user space, they are in that processor only; and vector registers stay in the processor even while the
+//! thread is in the kernel, until another thread needs them. QEMU's monitor prints them all: `info registers -a`.
 
 use std::collections::HashMap;
 
@@ -75,7 +75,7 @@ impl CpuRegisters {
     ///
     /// # Errors
     ///
-    /// Where that processor's registers were not told.
+    /// Where that processor's registers are unknown.
     pub(super) fn standing(&self, kernel: &Kernel, thread: &Task<'_>) -> Result<Option<Standing>> {
         let Some(processor) = self.of(kernel, thread) else { return Ok(None) };
         Ok(Some(Standing {
@@ -141,7 +141,7 @@ impl Processor {
         })
     }
 
-    /// Intel SDM volume 1, 10.5.1. Where the last floating-point instruction was is not told, and left zero.
+    /// Intel SDM volume 1, 10.5.1. Where the last floating-point instruction was is unknown, and left zero.
     fn float(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; 512];
         let mut put = |at: usize, value: u64, size: usize| {
@@ -153,7 +153,7 @@ impl Processor {
         put(4, self.number("FTW")?, 1);
         put(24, self.number("MXCSR")?, 4);
         put(28, 0xffff, 4);
-        // Saved from the top of the stack on; told by their own numbers.
+        // Saved from the top of the stack on; reported by their own numbers.
         let top = usize::try_from(status >> 11 & 7)?;
         for index in 0..8 {
             let register = self.numbers(&format!("FPR{}", (top + index) & 7))?;
@@ -162,7 +162,7 @@ impl Processor {
             put(40 + index * 16, exponent, 2);
         }
         for index in 0..16 {
-            // The widest that the processor has is told, from its highest part down.
+            // The widest that the processor has is reported, from its highest part down.
             let wide = ["XMM", "YMM", "ZMM"].iter().find_map(|kind| self.0.get(&format!("{kind}{index:02}")));
             let Some(&[.., high, low]) = wide.map(Vec::as_slice) else { bail!("XMM{index} is not known") };
             put(160 + index * 16, low, 8);

@@ -1,4 +1,5 @@
-//! The system calls that transfer bytes between a program's buffers and a file descriptor, and how they pass their buffers.
+//! The system calls that transfer bytes between a program's buffers and a file descriptor, and how they pass their
+//! buffers.
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Registers, Task, UserBuffer};
@@ -31,8 +32,8 @@ pub(super) struct IoCall {
 }
 
 macro_rules! io_calls {
-    ($($name:ident $told:ident $writes:literal;)*) => {
-        &[$(IoCall { call: libc::$name, name: stringify!($name), writes: $writes, passing: Passing::$told }),*]
+    ($($name:ident $passing:ident $writes:literal;)*) => {
+        &[$(IoCall { call: libc::$name, name: stringify!($name), writes: $writes, passing: Passing::$passing }),*]
     };
 }
 

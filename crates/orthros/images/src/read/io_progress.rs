@@ -1,13 +1,13 @@
-//! How many bytes a call had moved when its kernel died: from where its thread is in the kernel, and from how far the kernel's
-//! iterator over its buffers had come.
+//! How many bytes a call had moved when its kernel died: from where its thread is in the kernel, and from how far the
+//! kernel's iterator over its buffers had come.
 //!
-//! A thread is in a chain of calls. The outer ones look the descriptor up; an inner one makes the iterator and calls what
-//! moves the bytes, which moves it on. So before that there is nothing, from then on the iterator tells, and when the inner ones
-//! have returned it lies below the stack, as they left it: nothing has run there since. One that is about to return, its frame given up,
-//! has the number in the register for results.
+//! A thread is in a chain of calls. The outer ones look the descriptor up; an inner one makes the iterator and calls
+//! what moves the bytes, which moves it on. So before that there is nothing, from then on the iterator tells, and when
+//! the inner ones have returned it lies below the stack, as they left it: nothing has run there since. One that is
+//! about to return, its frame given up, has the number in the register for results.
 //!
-//! An append is different: bytes are in the file when the file has become longer, and whether the iterator is ahead of that
-//! is told by who has the file locked.
+//! An append is different: bytes are in the file when the file has become longer, and whether the iterator is ahead of
+//! that shows in who has the file locked.
 
 use anyhow::{Context as _, Result, ensure};
 use orrery_kimage::{
@@ -105,12 +105,12 @@ enum Phase {
     Over(u64),
 }
 
-/// How many bytes the call had moved that a thread is in; nothing of a call that moves none, or where that does not matter, as it
-/// may be done again whatever it has done.
+/// How many bytes the call had moved that a thread is in; nothing of a call that moves none, or where that does not
+/// matter, as it may be done again in every case.
 ///
 /// # Errors
 ///
-/// Where that cannot be told.
+/// Where that is unknown.
 pub(super) fn moved(
     thread: &Task<'_>,
     registers: &Registers,
@@ -170,7 +170,8 @@ fn without_error(result: u64) -> u64 {
     if result.cast_signed() < 0 { 0 } else { result }
 }
 
-/// Whether a frame of one of the functions that count what others copy was interrupted after one of those had returned to it.
+/// Whether a frame of one of the functions that count what others copy was interrupted after one of those had returned
+/// to it.
 fn has_copied(kernel: &Kernel, frame: &Frame, counts: &[&str], copies: &[&str]) -> bool {
     let called_last = || match kernel.called_last(frame) {
         Some(Called::Function(start)) => is_one(kernel, start, copies),
@@ -229,15 +230,16 @@ fn last_bytes(thread: &Task<'_>, buffers: &[UserBuffer], done: u64, most: u64) -
     Ok(bytes)
 }
 
-/// How many of the `done` bytes that a program has been given its TCP connection does not know that it has given: they come
-/// again, and do not count.
+/// How many of the `done` bytes that a program has been given its TCP connection does not know that it has given: they
+/// come again, and do not count.
 fn given_unnoted(thread: &Task<'_>, file: &OpenFile<'_>, buffers: &[UserBuffer], done: u64) -> Result<u64> {
     let given = last_bytes(thread, buffers, done, done)?;
     let ends: Vec<usize> = file.unread_parts()?.into_iter().map(|end| end as usize).collect();
     Ok(repeated(&given, &file.tcp_connection()?.received, &ends) as u64)
 }
 
-/// How many of the `done` bytes that were taken from a program its TCP connection does not count yet: they are not in its queue.
+/// How many of the `done` bytes that were taken from a program its TCP connection does not count yet: they are not in
+/// its queue.
 fn taken_unnoted(
     thread: &Task<'_>,
     file: &OpenFile<'_>,
@@ -256,17 +258,17 @@ fn taken_unnoted(
     Ok(uncounted)
 }
 
-/// How many of the bytes that were taken are in a queue, if they are at most so many: its end is one of theirs. So many bytes are
-/// compared that no end is one by chance; pieces are longer than that.
+/// How many of the bytes that were taken are in a queue, if they are at most so many: its end is one of theirs. So many
+/// bytes are compared that no end is one by chance; pieces are longer than that.
 fn counted(taken: &[u8], queue: &[u8], most: usize) -> usize {
     let Some(end) = queue.len().checked_sub(COMPARED).map(|from| &queue[from..]) else { return 0 };
     let is_end = |&count: &usize| taken[..count].ends_with(end);
     (COMPARED..=most).rev().find(is_end).unwrap_or(0)
 }
 
-/// With how many bytes that end what was given, the most if it may be several numbers, what is to come begins: as many as one of the first
-/// packet's parts ends with, or as were given in all, or as what a call wanted had left of a part, if they are so many that it is
-/// not by chance. They are all of that packet, as the ones before are noted.
+/// With how many bytes that end what was given, the most if it may be several numbers, what is to come begins: as many
+/// as one of the first packet's parts ends with, or as were given in all, or as what a call wanted had left of a part,
+/// if they are so many that it is not by chance. They are all of that packet, as the ones before are noted.
 fn repeated(given: &[u8], coming: &[u8], ends: &[usize]) -> usize {
     let most = ends.last().map_or(0, |&end| end.min(given.len()).min(coming.len()));
     let may_be = |count: &usize| *count == given.len() || *count >= COMPARED || ends.contains(count);
@@ -286,8 +288,8 @@ fn appended(thread: &Task<'_>, file: &OpenFile<'_>, done: u64, place: u64) -> Re
     Ok(longer(size, place, done, file.position()?))
 }
 
-/// How much longer a file has become by an append of which `done` bytes were copied: the call's place is where it began,
-/// until it is moved to where it ended.
+/// How much longer a file has become by an append of which `done` bytes were copied: the call's place is where it
+/// began, until it is moved to where it ended.
 fn longer(size: u64, place: u64, done: u64, position: u64) -> u64 {
     if size == place && position.checked_add(done) == Some(place) {
         return done;
@@ -336,7 +338,7 @@ fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
         None => {}
     }
     let has_returned = |start| [INNER, OUTER, AFTER].iter().any(|names| is_one(start, names));
-    // An interrupt leaves what it saves where that would be told.
+    // An interrupt saves its registers where that would be found.
     let is_covered = frame.interrupted && at > 0 && frames[at - 1].end.abs_diff(frame.start) < BELOW;
     match kernel.called_last(frame) {
         Some(Called::Function(start)) if has_returned(start) => {

@@ -9,7 +9,7 @@ use crate::model::{FileLock, LockKind};
 const FLOCK: u32 = 2;
 const OPEN_FILE_DESCRIPTION: u32 = 1024;
 
-/// Returns whether somebody has a lease on a file (`F_SETLEASE`), which is not carried over.
+/// Returns whether a process has a lease on a file (`F_SETLEASE`), which is not carried over.
 pub(super) fn is_leased(file: &OpenFile<'_>) -> Result<bool> {
     let Some(context) = file.inode()?.pointer("i_flctx", "file_lock_context")? else { return Ok(false) };
     Ok(context.u64("flc_lease.next")? != context.address_of("flc_lease")?)

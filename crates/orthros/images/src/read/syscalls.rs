@@ -1,9 +1,9 @@
 //! What becomes of a system call that was interrupted. The table is in the book, too (`docs/src/orthros-calls.md`).
 //!
-//! A call that had only been waiting has done nothing: it is restarted. So is one that changes nothing if it is done twice, and a
-//! write at a position of a file, which writes the same to the same place: a file's position moves when the write is done.
-//! Any other call fails with `EINTR`: it may or may not have had its effect, and is not done twice. A program decides otherwise
-//! through liborthros, whose block is looked for in its memory.
+//! A call that had only been waiting has done nothing: it is restarted. So is one that changes nothing if it is done
+//! twice, and a write at a position of a file, which writes the same to the same place: a file's position moves when
+//! the write is done. Any other call fails with `EINTR`: it may or may not have had its effect, and is not done twice.
+//! A program decides otherwise through liborthros, whose block is looked for in its memory.
 
 use anyhow::{Context as _, Result};
 use orrery_kimage::{FileKind, OpenFile, Registers, Task};
@@ -252,9 +252,9 @@ mod tests {
             names.sort_unstable();
             assert_eq!(rows(heading), names, "{heading}");
         }
-        let told = rows("Move bytes");
+        let listed = rows("Move bytes");
         let movers = super::super::io_calls::IO_CALLS.iter().map(|call| call.name());
-        let missing: Vec<&str> = movers.filter(|name| !told.iter().any(|told| told == name)).collect();
+        let missing: Vec<&str> = movers.filter(|name| !listed.iter().any(|listed| listed == name)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
 }

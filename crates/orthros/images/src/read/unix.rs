@@ -1,7 +1,7 @@
 //! Unix sockets. Who is connected to whom is resolved when all processes have been read.
 //!
-//! A connection whose other side is not the service's is *hung up*: reading it gives what had arrived and then the end, writing
-//! to it `EPIPE`, as when the other side went away.
+//! A connection whose other side is not the service's is *hung up*: reading it gives what had arrived and then the end,
+//! writing to it `EPIPE`, as when the other side went away.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +89,8 @@ fn messages<'k>(files: &mut FileTable<'k>, queue: &[KernelMessage<'k>]) -> Resul
     Ok(messages)
 }
 
-/// Resolves who is connected to whom, hangs up who is connected to another than the service, and returns remarks about these.
+/// Resolves who is connected to whom, hangs up who is connected to another than the service, and returns remarks about
+/// these.
 pub(super) fn resolve_peers(files: &mut [File]) -> Vec<String> {
     let mut remarks = Vec::new();
     let mut sockets: Vec<&mut Unix> = files
@@ -104,7 +105,7 @@ pub(super) fn resolve_peers(files: &mut [File]) -> Vec<String> {
     for socket in &mut sockets {
         let alone = socket.pending.len() == 1;
         for pending in std::mem::take(&mut socket.pending) {
-            // What was sent before the connection was accepted cannot be told apart if several connections wait.
+            // What was sent before the connection was accepted cannot be distinguished if several connections wait.
             if pending.queue.is_empty() || alone {
                 listeners.insert(pending.address, socket.inode);
                 socket.queue.extend(pending.queue);
