@@ -74,7 +74,7 @@ pub fn kill_descendants() {
             return;
         }
         for &pid in &found {
-            // Either call fails only for a child that somebody reaped already.
+            // Either call fails only for a child that was reaped already.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         for &pid in &found {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::protocol::{self, Answer, Fate, Health, Question, Reply, RequestId};
+use crate::protocol::{self, Answer, Fate, Health, Question, Reloaded, Reply, RequestId};
 use crate::server::{control_path, is_claimed};
 
 pub use as_python::{AsPython, become_python, exit_status, run_as_python};
@@ -31,7 +31,7 @@ pub use job::{Job, Source};
 /// Why a program could not be brought to its end by the server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens.
+    /// No server listens.
     #[error("no server listens on {socket} (start one with `orrery warm serve --python --socket {socket}`)")]
     NoServer {
         /// The path.
@@ -51,6 +51,12 @@ pub enum Error {
     /// The worker ended, and so did the server before it could tell how.
     #[error("the server ended while the program ran: how far it came is unknown")]
     ServerLost,
+    /// The server has kept its workers.
+    #[error("the server did not reload, and serves as before: {reason}")]
+    NotReloaded {
+        /// The server's reason.
+        reason: String,
+    },
     /// A system call of the client failed.
     #[error("{operation}")]
     Io {
@@ -93,7 +99,7 @@ impl Client {
 
     /// Runs a program to its end.
     ///
-    /// A request whose worker died before it had read it (killed by somebody, say) is sent once more.
+    /// A request whose worker died before it had read it (it was killed, say) is sent once more.
     ///
     /// # Errors
     /// See [`Error`]. That the program failed is no error but an [`Answer`].
@@ -120,8 +126,8 @@ impl Client {
             match running.wait() {
                 Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id)? {
                     Fate::Died(outcome) => return Ok(Answer { outcome, micros: 0 }),
-                    // An end of file, and no reset, says that a worker had read the request: it may have run, whatever the
-                    // server knows of it.
+                    // An end of file, and no reset, says that a worker had read the request: it may have run, whatever
+                    // the server knows of it.
                     Fate::NotBegun if matches!(error, protocol::Error::Closed) => {
                         return Err(Error::ServerLost);
                     }
@@ -148,14 +154,30 @@ impl Client {
     pub fn health(&self) -> Result<Health, Error> {
         match self.ask(&Question::Health)? {
             Reply::Health(health) => Ok(health),
-            Reply::Fate(_) => Err(Error::ServerLost),
+            Reply::Fate(_) | Reply::Reload(_) => Err(Error::ServerLost),
+        }
+    }
+
+    /// Has the server replace its workers by new ones, which import everything anew, and waits until they are ready.
+    /// What has begun, and what is queued, is finished by the former workers; no request is refused for a reload.
+    ///
+    /// # Errors
+    /// [`Error::NotReloaded`], with the workers of before; [`Error::NoServer`], and what can go wrong in the
+    /// conversation.
+    pub fn reload(&self) -> Result<u32, Error> {
+        match self.ask(&Question::Reload)? {
+            Reply::Reload(Reloaded::Done { workers }) => Ok(workers),
+            Reply::Reload(Reloaded::Failed(reason)) => Err(Error::NotReloaded { reason }),
+            Reply::Fate(_) | Reply::Health(_) => Err(Error::ServerLost),
         }
     }
 
     fn fate(&self, id: RequestId) -> Result<Fate, Error> {
         match self.ask(&Question::Fate(id)) {
             Ok(Reply::Fate(fate)) => Ok(fate),
-            Ok(Reply::Health(_)) | Err(Error::NoServer { .. } | Error::Protocol(_)) => Err(Error::ServerLost),
+            Ok(Reply::Health(_) | Reply::Reload(_)) | Err(Error::NoServer { .. } | Error::Protocol(_)) => {
+                Err(Error::ServerLost)
+            }
             Err(error) => Err(error),
         }
     }

@@ -1,4 +1,4 @@
-//! What a server is told to be, and what it tells its workers.
+//! The settings of a server, and those that it passes to its workers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -59,15 +59,15 @@ pub struct WorkerConfig {
     pub sandbox: Option<Sandbox>,
 }
 
-/// What a server is told to be.
+/// The settings of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Where to listen.
     pub socket: PathBuf,
     /// How many workers, each with one request at a time.
     pub workers: usize,
-    /// How many connections may wait for a worker before clients are told "busy".
+    /// How many connections may wait for a worker before clients get "busy".
     pub queue: u16,
-    /// What every worker is told.
+    /// The settings of every worker.
     pub worker: WorkerConfig,
 }

@@ -23,7 +23,7 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of `dup3(2)`.
 pub(crate) fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; whoever owned the number does not use it any more, by the connection's arrangement.
+    // SAFETY: plain system call; the owner of the number does not use it any more, by the connection's arrangement.
     if unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) } == -1 {
         return Err(io::Error::last_os_error());
     }

@@ -43,7 +43,8 @@ const MAX_DESCRIPTORS: usize = 5;
 pub struct RequestId(pub [u8; 16]);
 
 impl RequestId {
-    /// Draws a new id from the kernel's generator ([`getrandom(2)`](https://man7.org/linux/man-pages/man2/getrandom.2.html)).
+    /// Draws a new id from the kernel's generator
+    /// ([`getrandom(2)`](https://man7.org/linux/man-pages/man2/getrandom.2.html)).
     ///
     /// # Errors
     /// What `getrandom` answers; it does not fail on a running system.
@@ -161,6 +162,20 @@ pub enum Question {
     Fate(RequestId),
     /// How is the server?
     Health,
+    /// Replace the workers by new ones, which import everything anew.
+    Reload,
+}
+
+/// How a reload ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reloaded {
+    /// So many new workers serve. Those before them finish what they have begun, and what was queued for them.
+    Done {
+        /// How many.
+        workers: u32,
+    },
+    /// For this reason the workers are those of before.
+    Failed(String),
 }
 
 /// What became of a request.
@@ -205,6 +220,8 @@ pub enum Reply {
     Fate(Fate),
     /// To [`Question::Health`].
     Health(Health),
+    /// To [`Question::Reload`], when it has ended.
+    Reload(Reloaded),
 }
 
 /// Why a frame could not be sent or received.
@@ -327,7 +344,7 @@ pub struct Received {
 
 /// Receives one frame.
 ///
-/// Reads no byte beyond the frame, so that what follows can be told apart: bytes after a request are signals.
+/// Reads no byte beyond the frame, so that what follows can be distinguished: bytes after a request are signals.
 ///
 /// # Errors
 /// Every variant of [`Error`]; `EAGAIN` in [`Error::Io`] where the socket has a time-out and it passed.

@@ -6,6 +6,7 @@
 
 mod control;
 mod main_loop;
+mod reload;
 mod signalfd;
 mod socket;
 mod worker_process;

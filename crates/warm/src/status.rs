@@ -36,8 +36,8 @@ struct Layout {
     ready: AtomicU64,
     /// 1 while the worker waits for a connection.
     waiting: AtomicU64,
-    /// 1 when the worker has taken a connection since its last round began, and how many rounds in a row ended by a fault
-    /// before it did; for the worker itself.
+    /// 1 when the worker has taken a connection since its last round began, and how many rounds in a row ended by a
+    /// fault before it did; for the worker itself.
     taken: AtomicU64,
     faults: AtomicU64,
     /// How many scripts in a row died of a fault; likewise.
@@ -208,7 +208,7 @@ impl StatusPage {
         self.layout().id[1].store(high, Ordering::Release);
     }
 
-    /// Worker: the inode that [`StatusPage::begin`] was told.
+    /// Worker: the inode that [`StatusPage::begin`] was given.
     pub fn connection(&self) -> u64 {
         self.layout().connection.load(Ordering::Relaxed)
     }
@@ -242,8 +242,8 @@ impl StatusPage {
         self.note_encoded(encoded);
     }
 
-    /// Worker: as [`StatusPage::note`], with the outcome encoded (postcard) by the caller; what does not fit is cut off. As
-    /// little can go wrong as in [`StatusPage::begin_round`].
+    /// Worker: as [`StatusPage::note`], with the outcome encoded (postcard) by the caller; what does not fit is cut
+    /// off. As little can go wrong as in [`StatusPage::begin_round`].
     pub fn note_encoded(&self, encoded: &[u8]) {
         let layout = self.layout();
         for (place, byte) in layout.note.iter().zip(encoded) {

@@ -39,6 +39,7 @@ pub fn serve(
     interpreter: &dyn Interpreter,
 ) -> Result<(), WorkerError> {
     crate::children::adopt_orphans().map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
+    remember_processor();
     match config.isolation {
         Isolation::Fork => {
             let fork = fork::Fork::new(config.limits, protections)?;
@@ -61,6 +62,17 @@ pub fn serve(
             place.serve(listener, page, interpreter)
         }
     }
+}
+
+/// Has the libraries cache what the processor can do. Where a request is the first to ask, every request asks again, since
+/// the cache is rolled back; and in a virtual machine each of a dozen CPUID instructions takes microseconds, as the hypervisor
+/// emulates it.
+fn remember_processor() {
+    #[cfg(target_arch = "x86_64")]
+    let _ = std::arch::is_x86_feature_detected!("avx2");
+    // These note their answers function by function.
+    let text = std::hint::black_box(&b"a=b\0"[..]);
+    std::hint::black_box((memchr::memchr(0, text), memchr::memchr_iter(0, text).count()));
 }
 
 fn lock(

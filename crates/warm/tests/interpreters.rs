@@ -48,7 +48,10 @@ fn an_interpreter_that_is_not_the_one_named_is_refused() {
     executable(Path::new(&path("broken")), "#!/bin/sh\necho 'no module named encodings' >&2; exit 1\n");
     assert!(refused(&path("broken")).contains("no module named encodings"));
     // Those of this machine that are other builds.
-    for entry in fs::read_dir("/root/.pyenv/versions").into_iter().flatten().flatten().take(2) {
+    let home = std::env::var_os("HOME").unwrap_or_default();
+    for entry in
+        fs::read_dir(Path::new(&home).join(".pyenv/versions")).into_iter().flatten().flatten().take(2)
+    {
         let python = entry.path().join("bin/python3");
         if python.exists() {
             let said = refused(python.to_str().unwrap());

@@ -6,9 +6,10 @@ mod common;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use common::{Server, Way, compare, examples, python, ran, serve_command, ways};
+use orrery_testing::Killed;
 
 /// Each attempt, and whether it must succeed.
 const ATTEMPTS: &str = r#"
@@ -72,15 +73,6 @@ const DONE: [&str; 9] = [
     "own process",
 ];
 
-struct Bystander(Child);
-
-impl Drop for Bystander {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn furnish(scratch: &Path) {
     for directory in ["outside", "readable", "writable"] {
         fs::create_dir(scratch.join(directory)).unwrap();
@@ -107,7 +99,7 @@ fn the_walls_stop_what_they_should_and_nothing_else() {
             let options =
                 ["--sandbox", "--read", &path("readable"), "--write", &path("writable"), "--timeout", "20s"];
             let server = walled(way, namespaces, &options);
-            let bystander = Bystander(std::process::Command::new("sleep").arg("100").spawn().unwrap());
+            let bystander = Killed(std::process::Command::new("sleep").arg("100").spawn().unwrap());
             let other = bystander.0.id().to_string();
             let arguments =
                 ["-c", ATTEMPTS, &path("outside/file"), &path("readable"), &path("writable"), &other];

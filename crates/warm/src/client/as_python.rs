@@ -113,7 +113,7 @@ pub fn run_as_python(options: AsPython<'_>) -> ! {
 pub fn exit_status(error: &Error) -> i32 {
     match error {
         Error::NoServer { .. } => 69,
-        Error::ServerLost => 70,
+        Error::ServerLost | Error::NotReloaded { .. } => 70,
         Error::Io { .. } => 71,
         Error::Busy { .. } => 75,
         Error::Protocol(_) => 76,

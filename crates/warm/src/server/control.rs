@@ -8,31 +8,39 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use crate::protocol::{self, Fate, Outcome, Question, Reply, RequestId};
+use crate::protocol::{self, Fate, Outcome, Question, Reloaded, Reply, RequestId};
 
 /// Conversations at a time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
 /// A connection that says nothing for so long is sent away.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// After how long somebody is admitted again who could not be for want of descriptors or memory.
+/// After how long a connection is admitted again that could not be for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Fates remembered; older ones are forgotten.
 const MAX_FATES: usize = 4096;
 
-/// Somebody at the control.
+/// A connection at the control socket.
 #[derive(Debug)]
 struct Connection {
     connection: OwnedFd,
     since: Instant,
-    /// The request asked for, whose worker has not been buried yet.
-    waits_for: Option<RequestId>,
+    waits_for: Option<Wait>,
+}
+
+/// What a connection that has asked waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// The end of this request's worker, which has not been reaped yet.
+    Fate(RequestId),
+    /// The end of a reload.
+    Reload,
 }
 
 /// The control.
 #[derive(Debug)]
 pub(super) struct ControlConnections {
     connections: Vec<Connection>,
-    /// Until when nobody is admitted, for want of descriptors or memory.
+    /// Until when no connection is admitted, for want of descriptors or memory.
     closed_until: Option<Instant>,
     fates: VecDeque<(RequestId, Outcome)>,
 }
@@ -42,15 +50,18 @@ impl ControlConnections {
         Self { connections: Vec::new(), closed_until: None, fates: VecDeque::new() }
     }
 
-    /// Descriptors that become readable when a connection speaks.
+    /// Descriptors that become readable when a connection asks. One that has asked is readable when it ends, of which
+    /// nothing follows.
     pub(super) fn poll_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.connections.iter().map(|connection| connection.connection.as_fd())
+        let asking = self.connections.iter().filter(|connection| connection.waits_for.is_none());
+        asking.map(|connection| connection.connection.as_fd())
     }
 
     /// Until when the master may sleep without neglecting a connection.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.connections
             .iter()
+            .filter(|connection| connection.waits_for != Some(Wait::Reload))
             .map(|connection| connection.since + PATIENCE)
             .chain(self.closed_until.filter(|until| *until > Instant::now()))
             .min()
@@ -86,36 +97,45 @@ impl ControlConnections {
         self.fates.push_back((id, outcome));
     }
 
-    /// Answers whoever can be answered.
+    /// Answers the connections that can be answered.
     ///
-    /// `unreaped` tells whether a worker, alive or dead but not reaped, runs a request; `health` describes the
-    /// server.
+    /// `unreaped` returns whether a worker, alive or dead but not reaped, runs a request; `health` describes the
+    /// server; `reload` begins a reload, or returns why it does not.
     pub(super) fn work(
         &mut self,
         unreaped: impl Fn(RequestId) -> bool,
         health: impl Fn() -> protocol::Health,
+        mut reload: impl FnMut() -> Result<(), String>,
     ) {
         let mut connections = std::mem::take(&mut self.connections);
         connections.retain_mut(|connection| {
-            let Some(id) = connection.waits_for.or_else(|| match read_question(connection) {
-                Input::Fate(id) => Some(id),
-                Input::Health => {
-                    reply(connection, &Reply::Health(health()));
-                    connection.since = Instant::now() - PATIENCE;
-                    None
-                }
-                Input::Nothing => None,
-                Input::Invalid => {
-                    connection.since = Instant::now() - PATIENCE;
-                    None
-                }
-            }) else {
-                return connection.since.elapsed() < PATIENCE;
+            let id = match connection.waits_for {
+                Some(Wait::Reload) => return true,
+                Some(Wait::Fate(id)) => id,
+                None => match read_question(connection) {
+                    Input::Asked(Question::Fate(id)) => id,
+                    Input::Asked(Question::Health) => {
+                        reply(connection, &Reply::Health(health()));
+                        return false;
+                    }
+                    Input::Asked(Question::Reload) => {
+                        let begun = reload();
+                        match &begun {
+                            Ok(()) => connection.waits_for = Some(Wait::Reload),
+                            Err(reason) => {
+                                reply(connection, &Reply::Reload(Reloaded::Failed(reason.clone())));
+                            }
+                        }
+                        return begun.is_ok();
+                    }
+                    Input::Nothing => return connection.since.elapsed() < PATIENCE,
+                    Input::Invalid => return false,
+                },
             };
             if let Some((_, outcome)) = self.fates.iter().find(|(known, _)| *known == id) {
                 reply(connection, &Reply::Fate(Fate::Died(outcome.clone())));
             } else if unreaped(id) && connection.since.elapsed() < PATIENCE {
-                connection.waits_for = Some(id);
+                connection.waits_for = Some(Wait::Fate(id));
                 return true;
             } else {
                 reply(connection, &Reply::Fate(Fate::NotBegun));
@@ -124,11 +144,21 @@ impl ControlConnections {
         });
         self.connections = connections;
     }
+
+    /// Answers the connections that wait for the end of a reload.
+    pub(super) fn conclude_reload(&mut self, how: &Reloaded) {
+        self.connections.retain(|connection| {
+            let waits = connection.waits_for == Some(Wait::Reload);
+            if waits {
+                reply(connection, &Reply::Reload(how.clone()));
+            }
+            !waits
+        });
+    }
 }
 
 enum Input {
-    Fate(RequestId),
-    Health,
+    Asked(Question),
     Nothing,
     Invalid,
 }
@@ -142,8 +172,7 @@ fn read_question(connection: &Connection) -> Input {
     let question = protocol::receive(connection.connection.as_fd())
         .and_then(|received| protocol::decode::<Question>(&received.body));
     match question {
-        Ok(Question::Fate(id)) => Input::Fate(id),
-        Ok(Question::Health) => Input::Health,
+        Ok(question) => Input::Asked(question),
         Err(_) => Input::Invalid,
     }
 }

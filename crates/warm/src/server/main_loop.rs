@@ -1,19 +1,22 @@
 //! The master's loop: wait for whatever happens next (a worker's exit, a question, a signal, a deadline), act on
 //! it, wait again.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::control::ControlConnections;
+use super::reload::{Progress, Reload};
 use super::signalfd::{SignalFd, StopSignal};
 use super::socket::{Claim, ClaimError, note_interpreter};
 use super::worker_process::{WorkerExit, WorkerProcess, find_worker_program};
 use crate::config::ServerConfig;
-use crate::protocol::Health;
+use crate::protocol::{Health, Reloaded};
 
 /// How far beyond its limit a request may run before the master kills its worker: the worker's own means come first.
 const KILL_DELAY: Duration = Duration::from_millis(500);
@@ -79,6 +82,9 @@ struct Master<'a> {
     program: PathBuf,
     claim: Claim,
     slots: Vec<Slot>,
+    /// Workers of before a reload, which finish what they have begun and then leave.
+    retired: Vec<WorkerProcess>,
+    reload: Option<Reload>,
     control: ControlConnections,
     signals: SignalFd,
     started: Instant,
@@ -88,7 +94,7 @@ struct Master<'a> {
     restarts: u64,
     /// Workers that could not be started or died young, one after another.
     failed_starts: u32,
-    /// When the request socket, which somebody has shut, is to be opened again.
+    /// When the request socket, which was shut, is to be opened again.
     renewal: Option<Instant>,
     /// Set when a stop was asked for: until then scripts may finish.
     stopping: Option<Instant>,
@@ -115,6 +121,8 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
         program,
         claim,
         slots: (0..config.workers).map(|_| Slot::StartAt(now)).collect(),
+        retired: Vec::new(),
+        reload: None,
         control: ControlConnections::new(),
         signals,
         started: now,
@@ -140,6 +148,7 @@ impl Master<'_> {
                 Err(error) => self.pause_after("read a signal", &error),
             }
             self.reap_workers()?;
+            self.advance_reload();
             self.renew_socket();
             self.watch();
             self.answer_questions();
@@ -152,11 +161,18 @@ impl Master<'_> {
         }
     }
 
+    /// The workers that serve, or finish what they have begun.
     fn workers(&self) -> impl Iterator<Item = &WorkerProcess> {
-        self.slots.iter().filter_map(|slot| match slot {
+        let serving = self.slots.iter().filter_map(|slot| match slot {
             Slot::Running(worker) => Some(worker),
             Slot::StartAt(_) => None,
-        })
+        });
+        serving.chain(&self.retired)
+    }
+
+    /// All workers, those that do not serve yet among them.
+    fn all_workers(&self) -> impl Iterator<Item = &WorkerProcess> {
+        self.workers().chain(self.reload.iter().flat_map(|reload| &reload.workers))
     }
 
     fn start_due_workers(&mut self) -> Result<(), ServeError> {
@@ -220,7 +236,7 @@ impl Master<'_> {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
         add(&mut fds, self.signals.as_fd());
-        self.workers().for_each(|worker| add(&mut fds, worker.pidfd()));
+        self.all_workers().for_each(|worker| add(&mut fds, worker.pidfd()));
         self.control.poll_fds().for_each(|fd| add(&mut fds, fd));
         if self.control.has_room() {
             add(&mut fds, self.claim.control.as_fd());
@@ -246,7 +262,8 @@ impl Master<'_> {
             _ => None,
         });
         // Until the workers are ready there is no event that tells when they are.
-        let readiness = (!self.reported_ready).then(|| now + Duration::from_millis(10));
+        let starting = !self.reported_ready || self.reload.is_some();
+        let readiness = starting.then(|| now + Duration::from_millis(10));
         let watch = [now + self.watch_period()];
         let others = starts.chain(readiness).chain(self.renewal).chain(watch);
         others.chain(self.control.deadline()).chain(self.stopping).min()
@@ -261,7 +278,8 @@ impl Master<'_> {
         })
     }
 
-    /// Reports what failed for want of a resource, and waits a little: scripts run in the workers, and it is tried again.
+    /// Reports what failed for want of a resource, and waits a little: scripts run in the workers, and it is tried
+    /// again.
     fn pause_after(&self, what: &str, error: &io::Error) {
         tracing::warn!("cannot {what}: {error}; it is tried again");
         std::thread::sleep(MIN_RESTART_DELAY);
@@ -283,16 +301,38 @@ impl Master<'_> {
             let due = self.handle_exit(&exit)?;
             self.slots[index] = Slot::StartAt(due);
         }
-        reap_orphans(&self.slots);
+        self.reap_retired();
+        reap_orphans(&self.all_workers().map(|worker| worker.health().pid).collect::<Vec<_>>());
         Ok(())
     }
 
-    /// Draws the consequences of a exit; says when the slot is to be filled again.
-    fn handle_exit(&mut self, exit: &WorkerExit) -> Result<Instant, ServeError> {
+    fn reap_retired(&mut self) {
+        let mut retired = std::mem::take(&mut self.retired);
+        retired.retain_mut(|worker| match worker.reap() {
+            Ok(None) => true,
+            Ok(Some(exit)) => {
+                self.note_end(&exit);
+                false
+            }
+            Err(error) => {
+                self.pause_after("wait for a worker", &error);
+                true
+            }
+        });
+        self.retired = retired;
+    }
+
+    /// Notes what a worker has left: the requests that it finished, and the one that died with it.
+    fn note_end(&mut self, exit: &WorkerExit) {
         self.served_before += exit.served;
         if let Some((id, outcome)) = &exit.request {
             self.control.record(*id, outcome.clone());
         }
+    }
+
+    /// Draws the consequences of an exit; returns when the slot is to be filled again.
+    fn handle_exit(&mut self, exit: &WorkerExit) -> Result<Instant, ServeError> {
+        self.note_end(exit);
         if self.stopping.is_some() {
             return Ok(Instant::now());
         }
@@ -321,10 +361,12 @@ impl Master<'_> {
 
     fn watch(&mut self) {
         let limit = self.config.worker.limits.time;
-        for slot in &mut self.slots {
-            if let Slot::Running(worker) = slot
-                && let Some(reason) = worker.overdue(limit, KILL_DELAY, UNDO_LIMIT)
-            {
+        let serving = self.slots.iter_mut().filter_map(|slot| match slot {
+            Slot::Running(worker) => Some(worker),
+            Slot::StartAt(_) => None,
+        });
+        for worker in serving.chain(&mut self.retired) {
+            if let Some(reason) = worker.overdue(limit, KILL_DELAY, UNDO_LIMIT) {
                 tracing::warn!("worker {}: {reason}; it is killed", worker.health().pid);
                 if let Err(error) = worker.kill() {
                     tracing::warn!("cannot kill the worker: {error}");
@@ -338,8 +380,82 @@ impl Master<'_> {
         if control.has_room() {
             control.admit(self.claim.control.as_fd());
         }
-        control.work(|id| self.workers().any(|worker| worker.runs(id)), || self.health());
+        let reload = Cell::new(false);
+        let ask_reload = || {
+            self.may_reload()?;
+            reload.set(true);
+            Ok(())
+        };
+        control.work(|id| self.workers().any(|worker| worker.runs(id)), || self.health(), ask_reload);
         self.control = control;
+        if reload.get() {
+            self.begin_reload();
+        }
+    }
+
+    /// Returns why there can be no reload now, if there can be none.
+    fn may_reload(&self) -> Result<(), String> {
+        if self.stopping.is_some() {
+            return Err("the server is about to end".to_owned());
+        }
+        if !self.reported_ready {
+            return Err("the server has not started yet".to_owned());
+        }
+        if self.reload.is_some() {
+            return Err("another reload is under way; ask again when it has ended".to_owned());
+        }
+        Ok(())
+    }
+
+    fn begin_reload(&mut self) {
+        let begin = || -> anyhow::Result<Reload> {
+            let socket = self.claim.prepare_next()?;
+            let start = |_| WorkerProcess::start(&self.program, &self.config.worker, socket.requests.as_fd());
+            let workers: Result<Vec<_>, _> = (0..self.config.workers).map(start).collect();
+            let workers = workers.with_context(|| format!("cannot start {}", self.program.display()))?;
+            Ok(Reload::new(socket, workers))
+        };
+        match begin() {
+            Ok(reload) => {
+                tracing::info!(workers = reload.workers.len(), "reloading: new workers start");
+                self.reload = Some(reload);
+            }
+            Err(error) => self.conclude_reload(&Reloaded::Failed(format!("{error:#}"))),
+        }
+    }
+
+    fn advance_reload(&mut self) {
+        let Some(reload) = &mut self.reload else { return };
+        let how = match reload.progress() {
+            Progress::Waits => return,
+            Progress::Failed(reason) => Reloaded::Failed(reason),
+            Progress::Ready => match self.claim.replace(&mut reload.socket) {
+                Ok(()) => Reloaded::Done { workers: u32::try_from(reload.workers.len()).unwrap_or(u32::MAX) },
+                Err(error) => Reloaded::Failed(format!("{:#}", anyhow::Error::from(error))),
+            },
+        };
+        // Workers that do not come into a slot end with their values.
+        if let Some(reload) = self.reload.take()
+            && matches!(how, Reloaded::Done { .. })
+        {
+            tracing::info!(seconds = reload.elapsed().as_secs_f64(), "reloaded");
+            self.renewal = None;
+            self.failed_starts = 0;
+            let next = reload.workers.into_iter().map(Slot::Running).collect();
+            let former = std::mem::replace(&mut self.slots, next);
+            self.retired.extend(former.into_iter().filter_map(|slot| match slot {
+                Slot::Running(worker) => Some(worker),
+                Slot::StartAt(_) => None,
+            }));
+        }
+        self.conclude_reload(&how);
+    }
+
+    fn conclude_reload(&mut self, how: &Reloaded) {
+        if let Reloaded::Failed(reason) = how {
+            tracing::warn!("cannot reload: {reason}; the workers are those of before");
+        }
+        self.control.conclude_reload(how);
     }
 
     fn health(&self) -> Health {
@@ -358,6 +474,7 @@ impl Master<'_> {
             return;
         }
         self.reported_ready = true;
+        orrery_sys::service_manager::ready();
         tracing::info!(
             workers = self.slots.len(),
             seconds = self.started.elapsed().as_secs_f64(),
@@ -368,6 +485,10 @@ impl Master<'_> {
 
     /// Lets running and queued requests finish; takes no new ones.
     fn begin_to_stop(&mut self) {
+        orrery_sys::service_manager::stopping();
+        if self.reload.take().is_some() {
+            self.conclude_reload(&Reloaded::Failed("the server is about to end".to_owned()));
+        }
         // Workers take what is queued, then find the socket shut and leave. Nothing can go wrong here that a
         // later deadline would not mend.
         let _ = rustix::net::shutdown(&self.claim.requests, rustix::net::Shutdown::Both);
@@ -384,14 +505,7 @@ fn restart_delay(failed_starts: &mut u32) -> Duration {
 }
 
 /// Kills and reaps what dead workers left behind: being subreaper, the master is now its parent.
-fn reap_orphans(slots: &[Slot]) {
-    let own: Vec<i32> = slots
-        .iter()
-        .filter_map(|slot| match slot {
-            Slot::Running(worker) => Some(worker.health().pid),
-            Slot::StartAt(_) => None,
-        })
-        .collect();
+fn reap_orphans(own: &[i32]) {
     for pid in crate::children::children() {
         if !own.contains(&pid.as_raw_nonzero().get()) {
             // Either fails only if the process is gone already.

@@ -76,7 +76,8 @@ pub fn interpreter_of(path: &Path) -> Option<PathBuf> {
     ours.then(|| fs::read_link(&link).ok()).flatten()
 }
 
-/// Notes which interpreter the server at `path` has, for clients that start one of their own when the server cannot help.
+/// Notes which interpreter the server at `path` has, for clients that start one of their own when the server cannot
+/// help.
 pub(super) fn note_interpreter(path: &Path, interpreter: &Path) -> Result<(), ClaimError> {
     let (link, new) = (beside(path, ".python"), beside(path, ".python.new"));
     // One that is left over from a server that was killed.
@@ -90,6 +91,21 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     PathBuf::from(name)
+}
+
+/// A socket for requests that clients do not find yet. It is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct NextSocket {
+    /// Where the next workers accept.
+    pub(super) requests: OwnedFd,
+    path: PathBuf,
+}
+
+impl Drop for NextSocket {
+    fn drop(&mut self) {
+        // After `replace` there is none of that name.
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 impl Claim {
@@ -116,7 +132,34 @@ impl Claim {
         }
     }
 
-    /// Puts the socket for requests up anew if somebody has shut it: a script, say, that looked for it among its
+    /// Makes the socket that is to replace the present one, with its owner, group and mode.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]; nothing was changed then.
+    pub(super) fn prepare_next(&self) -> Result<NextSocket, ClaimError> {
+        let path = beside(&self.path, ".new");
+        make_way(&path)?;
+        let access = Access::of(&self.path);
+        let requests = listen(&path, i32::from(self.queue), SocketFlags::CLOEXEC)?;
+        let next = NextSocket { requests, path };
+        access.give(&next.path)?;
+        Ok(next)
+    }
+
+    /// Has clients find the next socket in place of the present one, in one step, and shuts that: who accepts there
+    /// gets what is queued, and then an error.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]; nothing was changed then.
+    pub(super) fn replace(&mut self, next: &mut NextSocket) -> Result<(), ClaimError> {
+        fs::rename(&next.path, &self.path).map_err(io_error("renaming a socket to", &self.path))?;
+        std::mem::swap(&mut self.requests, &mut next.requests);
+        // It can fail only where it was shut before.
+        let _ = rustix::net::shutdown(&next.requests, rustix::net::Shutdown::Both);
+        Ok(())
+    }
+
+    /// Puts the socket for requests up anew if it was shut: by a script, say, that looked for it among its
     /// worker's descriptors. Says whether that was so.
     ///
     /// # Errors
@@ -128,9 +171,35 @@ impl Claim {
             Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => {}
             Err(errno) => return Err(io_error("trying", &self.path)(errno.into())),
         }
+        let access = Access::of(&self.path);
         make_way(&self.path)?;
         self.requests = listen(&self.path, i32::from(self.queue), SocketFlags::CLOEXEC)?;
+        access.give(&self.path)?;
         Ok(true)
+    }
+}
+
+/// Who may connect to a socket, which its administrator may have changed since it was made.
+#[derive(Debug)]
+struct Access(Option<fs::Metadata>);
+
+impl Access {
+    /// Reads that of the socket at `path`, if there is one.
+    fn of(path: &Path) -> Self {
+        Self(fs::symlink_metadata(path).ok().filter(|metadata| metadata.file_type().is_socket()))
+    }
+
+    /// Gives it to the socket at `path`, which its user alone can connect to.
+    fn give(&self, path: &Path) -> Result<(), ClaimError> {
+        let Some(wanted) = &self.0 else { return Ok(()) };
+        let has = fs::symlink_metadata(path).map_err(io_error("looking at", path))?;
+        let changed = |wanted: u32, has: u32| (wanted != has).then_some(wanted);
+        let (owner, group) = (changed(wanted.uid(), has.uid()), changed(wanted.gid(), has.gid()));
+        if owner.is_some() || group.is_some() {
+            std::os::unix::fs::lchown(path, owner, group).map_err(io_error("changing the owner of", path))?;
+        }
+        let mode = Mode::from_raw_mode(wanted.mode() & 0o777);
+        rustix::fs::chmod(path, mode).map_err(|errno| io_error("changing the mode of", path)(errno.into()))
     }
 }
 
@@ -145,7 +214,7 @@ pub(crate) fn is_claimed(path: &Path) -> bool {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Whoever removed them already did what was wanted. The lock file stays: removing it would let two servers
+        // Where they are removed already, all is as wanted. The lock file stays: removing it would let two servers
         // hold locks on two files of one name.
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(control_path(&self.path));
@@ -197,7 +266,7 @@ fn listen(path: &Path, backlog: i32, flags: SocketFlags) -> Result<OwnedFd, Clai
     let steps = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Whoever can connect runs programs as this user. Until `listen` nobody can connect.
+        // A process that can connect runs programs as this user. Until `listen` nobody can connect.
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
         rustix::net::listen(&socket, backlog)?;
         Ok(socket)
@@ -208,7 +277,7 @@ fn listen(path: &Path, backlog: i32, flags: SocketFlags) -> Result<OwnedFd, Clai
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
@@ -244,6 +313,50 @@ mod tests {
         assert!(connect(&path).is_ok());
         drop(claim);
         assert!(!is_claimed(&path));
+    }
+
+    #[test]
+    fn a_socket_is_replaced_with_its_access() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let mut claim = Claim::take(&path, 4).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
+        let group = rustix::process::geteuid().is_root().then_some(65_534);
+        std::os::unix::fs::lchown(&path, None, group).unwrap();
+        let access = |path: &Path| {
+            let metadata = fs::symlink_metadata(path).unwrap();
+            (metadata.mode() & 0o777, metadata.gid())
+        };
+        let wanted = access(&path);
+        assert_eq!(wanted.0, 0o620);
+
+        let dropped = claim.prepare_next().unwrap();
+        let new = dropped.path.clone();
+        assert!(new.exists() && connect(&path).is_ok());
+        drop(dropped);
+        assert!(!new.exists());
+
+        let mut next = claim.prepare_next().unwrap();
+        let queued = UnixStream::connect(&path).unwrap();
+        claim.replace(&mut next).unwrap();
+        assert_eq!(access(&path), wanted);
+        // What was queued before, the trial connection and this one, is still had from the former socket, which then fails.
+        for _ in 0..2 {
+            assert!(rustix::net::accept(&next.requests).is_ok());
+        }
+        assert_eq!(rustix::net::accept(&next.requests).unwrap_err(), rustix::io::Errno::INVAL);
+        drop((queued, next));
+        let after = UnixStream::connect(&path).unwrap();
+        assert!(rustix::net::accept(&claim.requests).is_ok());
+        drop(after);
+
+        rustix::net::shutdown(&claim.requests, rustix::net::Shutdown::Both).unwrap();
+        assert!(claim.renew().unwrap());
+        assert_eq!(access(&path), wanted, "a renewed one, too");
+
+        fs::write(&new, "precious").unwrap();
+        assert!(matches!(claim.prepare_next(), Err(ClaimError::NotASocket { .. })));
+        assert_eq!(fs::read(&new).unwrap(), b"precious");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What else a process is, that rollback does not put back: who it is, where it runs, what it has forsworn.
 //!
-//! [`ROWS`] is one table of it. A row that has changed is set back, if it can be; a worker in which one cannot is replaced.
-//! Rows are compared one after the other, without the heap: what is written between requests has to be captured anew.
+//! [`ROWS`] is one table of it. A row that has changed is set back, if it can be; a worker in which one cannot is
+//! replaced. Rows are compared one after the other, without the heap: what is written between requests has to be
+//! captured anew.
 
 mod rows;
 
@@ -17,7 +18,7 @@ type Value = [u64; 16];
 
 /// One attribute of a process.
 struct Row {
-    /// For the message to whoever runs the server.
+    /// For the message to the server's user.
     name: &'static str,
     read: fn(&View<'_>) -> Value,
     /// Sets it back, where that can be done; whether it helped is found out by reading it again.
@@ -65,17 +66,62 @@ impl<'a> View<'a> {
     fn new(files: &'a Files) -> Self {
         Self { files, status: Text::of(files.status.as_ref()) }
     }
+
+    /// Returns the lines of the status file that begin as in [`SHOWN`]; `None` where they are not known to be all.
+    fn shown(&self) -> Option<Text> {
+        let bytes = self.status.bytes();
+        if bytes.is_empty() || bytes.len() == self.status.bytes.len() {
+            return None;
+        }
+        let mut shown = Text::EMPTY;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let end = memchr::memchr(b'\n', rest).map_or(rest.len(), |end| end + 1);
+            let (line, others) = rest.split_at(end);
+            if SHOWN.iter().any(|(start, _)| line.starts_with(start)) {
+                shown.bytes[shown.length..][..end].copy_from_slice(line);
+                shown.length += end;
+            }
+            rest = others;
+        }
+        Some(shown)
+    }
 }
 
+/// Lines of the status file that begin so show the row as a whole: while they are as they were, it is.
+const SHOWN: [(&[u8], &str); 12] = [
+    (b"Groups:", "supplementary groups"),
+    (b"CapInh:", "capabilities"),
+    (b"CapPrm:", "capabilities"),
+    (b"CapEff:", "capabilities"),
+    (b"CapBnd:", "capability bounding set"),
+    (b"CapAmb:", "ambient capabilities"),
+    (b"NoNewPrivs:", "no_new_privs"),
+    (b"Seccomp", "system call filter"),
+    (b"Speculation", "speculation control"),
+    (b"x86_Thread_features", "shadow stack and the like"),
+    (b"Cpus_allowed:", "processors"),
+    (b"Mems_allowed:", "memory nodes"),
+];
+
 /// The beginning of a file.
+#[derive(Clone)]
 struct Text {
     bytes: [u8; 4096],
     length: usize,
 }
 
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        String::from_utf8_lossy(self.bytes()).fmt(f)
+    }
+}
+
 impl Text {
+    const EMPTY: Self = Self { bytes: [0; 4096], length: 0 };
+
     fn of(file: Option<&OwnedFd>) -> Self {
-        let mut text = Self { bytes: [0; 4096], length: 0 };
+        let mut text = Self::EMPTY;
         if let Some(file) = file {
             text.length = rustix::io::pread(file, &mut text.bytes, 0).unwrap_or(0);
         }
@@ -91,13 +137,15 @@ impl Text {
 #[derive(Clone, Debug)]
 pub(super) struct Attributes {
     values: [Value; ROWS.len()],
+    /// What the status file shows of some of them.
+    shown: Option<Text>,
 }
 
 impl Attributes {
     /// What the process is now.
     pub(super) fn capture(files: &Files) -> Self {
         let view = View::new(files);
-        Self { values: ROWS.map(|row| (row.read)(&view)) }
+        Self { values: ROWS.map(|row| (row.read)(&view)), shown: view.shown() }
     }
 
     /// Sets back what has changed.
@@ -107,9 +155,12 @@ impl Attributes {
     pub(super) fn restore(&self, files: &Files) -> Result<(), String> {
         rows::set_what_cannot_be_read();
         let mut view = View::new(files);
+        let before = self.shown.as_ref().map(Text::bytes);
+        let as_before = before.is_some() && view.shown().as_ref().map(Text::bytes) == before;
         let mut kept = Vec::new();
         for (row, value) in ROWS.iter().zip(&self.values) {
-            if (row.read)(&view) == *value {
+            let is_shown = || SHOWN.iter().any(|(_, name)| *name == row.name);
+            if as_before && is_shown() || (row.read)(&view) == *value {
                 continue;
             }
             if let Some(set) = row.set {

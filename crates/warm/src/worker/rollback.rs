@@ -2,11 +2,11 @@
 //!
 //! State is captured once. Each round waits for a connection, runs its request, and is undone. Also the request is
 //! received inside: what it takes of memory and descriptors goes the same way, and a client that dawdles meets the time
-//! limit. Every connection gets the same descriptor number, which rollback leaves alone, so that an answer can be sent on
-//! it in the round after.
+//! limit. Every connection gets the same descriptor number, which rollback leaves alone, so that an answer can be sent
+//! on it in the round after.
 //!
-//! A program that has ended and left neither threads nor children is over for everybody but this worker, so its client is
-//! answered before the rollback; otherwise after it.
+//! A program that has ended and left neither threads nor children is over for everybody but this worker, so its client
+//! is answered before the rollback; otherwise after it.
 //!
 //! How the program ended is noted on the status page, which is shared memory and so not rolled back. There the master
 //! finds it, too, should the worker be unable to answer: because the script closed the connection, or because
@@ -172,7 +172,7 @@ impl InPlace {
             Err(Error::NotUndone(leftover)) => {
                 let unknown =
                     || Outcome::Refused("how the program ended was lost with its worker".to_owned());
-                // The worker ends in any case, and its master tells a client that cannot be told from here.
+                // The worker ends in any case, and its master tells a client that cannot be answered from here.
                 let _ = conclude(page.noted().unwrap_or_else(unknown), page, number);
                 Err(WorkerError::Spoiled(leftover.to_string()))
             }

@@ -67,7 +67,7 @@ fn set_stream(number: u32, passed: Option<OwnedFd>) -> io::Result<()> {
         (1, Some(fd)) => rustix::stdio::dup2_stdout(fd)?,
         (_, Some(fd)) => rustix::stdio::dup2_stderr(fd)?,
         (_, None) => {
-            // SAFETY: nothing in this program owns descriptors 0 to 2; whoever writes there gets EBADF, as the
+            // SAFETY: nothing in this program owns descriptors 0 to 2; a write there fails with EBADF, as the
             // client would.
             unsafe { rustix::io::close(i32::try_from(number).unwrap_or(0)) };
         }

@@ -83,7 +83,7 @@ impl Python {
             std::env::remove_var("LC_ALL");
             std::env::set_var("LC_CTYPE", "C.UTF-8");
             LEFT_TO_REQUESTS.iter().for_each(|name| std::env::remove_var(name));
-            // Numerical libraries start threads when they are imported, unless they are told not to.
+            // Numerical libraries start threads when they are imported, unless they are configured not to.
             for name in ONE_THREAD {
                 if std::env::var_os(name).is_none() {
                     std::env::set_var(name, "1");
@@ -166,7 +166,7 @@ impl Python {
             Self { held, environment, shelf, unusual, reseeders, pristine, loader: RefCell::new(None) };
         python.rehearse()?;
         function(c"settle")?.call(&[])?;
-        // After the collector was told to look at nothing, since it is to look at these.
+        // After the collector was made to look at nothing, since it is to look at these.
         new_main(held, &python.pristine)?;
         let name = Object::decode(held, b"__main__")?;
         let loader = python.pristine.source_loader.call(&[&name, &name])?;

@@ -1,9 +1,9 @@
 //! The standard streams of a request.
 //!
-//! To make three text streams takes a good part of what it takes to run a short script. So they are made beforehand, for
-//! what descriptors ordinarily are: pipes and the like, and files that are at their beginning. The streams know of their
-//! descriptor only its number, its block size, whether it can seek and where it was; a request whose descriptors are
-//! alike takes them from the shelf. Any other (a terminal, a file that somebody has written to already, another
+//! To make three text streams takes a good part of what it takes to run a short script. So they are made beforehand,
+//! for what descriptors ordinarily are: pipes and the like, and files that are at their beginning. The streams know of
+//! their descriptor only its number, its block size, whether it can seek and where it was; a request whose descriptors
+//! are alike takes them from the shelf. Any other (a terminal, a file that has been written to already, another
 //! encoding) gets streams made for it.
 
 use std::os::fd::BorrowedFd;

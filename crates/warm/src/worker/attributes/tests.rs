@@ -196,6 +196,29 @@ fn an_unchanged_process_is_fit() {
     assert_eq!(before.restore(&files), Ok(()));
 }
 
+#[test]
+fn what_the_status_file_shows_is_compared_where_it_is_all_there() {
+    let files = Files::open().unwrap();
+    let view = View::new(&files);
+    let shown = view.shown().unwrap();
+    let shown: Vec<_> = shown.bytes().split(|byte| *byte == b'\n').collect();
+    let status = view.status.bytes().split(|byte| *byte == b'\n');
+    for (start, row) in SHOWN {
+        assert!(ROWS.iter().any(|known| known.name == row), "{row}");
+        assert!(status.clone().filter(|line| line.starts_with(start)).all(|line| shown.contains(&line)));
+    }
+    // Capabilities are on all machines.
+    assert!(shown.len() > 5, "{shown:?}");
+
+    let full = View { files: &files, status: Text { bytes: [b'x'; 4096], length: 4096 } };
+    assert!(full.shown().is_none());
+    let none = View { files: &files, status: Text::EMPTY };
+    assert!(none.shown().is_none());
+    // Without it, all rows are read.
+    let before = Attributes { shown: None, ..Attributes::capture(&files) };
+    assert_eq!(before.restore(&files), Ok(()));
+}
+
 /// Fields of `/proc/self/status`, by who sees to them.
 const STATUS: &[(&str, &str)] = &[
     (
