@@ -56,8 +56,8 @@
  * SYSTEM CALLS
  *
  * A context may not make the system calls that were marked ORRERY_CONTEXT_UNMAP: they fail with EPERM. With
- * ORRERY_CONTEXT_TRAP_SYSCALLS they arrive in its creator, whose orrery_context_switch returns, with
- * orrery_context_trapped_call telling the call. The creator looks at what the arguments point to
+ * ORRERY_CONTEXT_TRAP_SYSCALLS they arrive in its creator, whose orrery_context_switch returns;
+ * orrery_context_trapped_call returns the call. The creator looks at what the arguments point to
  * (orrery_context_copy_in, orrery_context_copy_path: once, for it may change), may make the call itself
  * (orrery_context_syscall) or put a descriptor there (orrery_context_install_fd), and answers by switching back with
  * what the call returns: -4095 to -1 are errors.

@@ -127,6 +127,10 @@ int orrery_instance_restore(struct orrery_instance *instance,
  */
 struct orrery_instance *orrery_instance_create_from(const struct orrery_instance_snapshot *snapshot);
 
+/* Returns where in a copy, made by orrery_instance_create_from, that is which is at the address in the first instance: for a
+ * handle that the library returned there, the one that is valid in the copy. ENOENT: the snapshot has no such memory. */
+void *orrery_instance_copy_of(const struct orrery_instance *copy, const void *address);
+
 /* Releases the snapshot. */
 void orrery_instance_snapshot_destroy(struct orrery_instance_snapshot *snapshot);
 

@@ -26,7 +26,7 @@
  *
  * All variables of the program, automatic ones that are in memory or in registers alike, have after a resume
  * the values that they had when the snapshot was taken. There is no exception for modified automatic
- * variables as setjmp(3) has one. What shall outlive a resume is told by its value, or lies in memory of its
+ * variables as setjmp(3) has one. What shall outlive a resume is passed by value, or lies in memory of its
  * own that orrery_rollback_exclude or MAP_SHARED exempt.
  *
  * WHAT A RESUME UNDOES

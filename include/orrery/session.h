@@ -27,7 +27,7 @@
  * A session goes on until it would block; orrery_session_wait (and with it orrery_session_read,
  * orrery_session_write) gives control back to the root. orrery_session_step lets it go on. When it returns, its
  * context is dirty, until orrery_session_pool_maintain or the need for it has it rolled back (orrery/rollback.h
- * tells what that undoes).
+ * says what that undoes).
  *
  * The program has one thread when the pool is opened, and uses it on that thread. A process that it forks has no
  * pool: fork workers first, and let each open its own.
@@ -111,7 +111,7 @@ struct orrery_session_pool *orrery_session_pool_create(const struct orrery_sessi
                                                        orrery_session_function *serve, void *with);
 
 /* Begins a session, stores its name, and lets it go on until it waits: returns for what. 0: it has ended, and
- * *end (unless null) tells how. The connection remains the caller's, who waits for it, and closes it when the
+ * *end (unless null) says how. The connection remains the caller's, who waits for it, and closes it when the
  * session has ended. Remove it from an epoll instance before: a dirty context may have a copy.
  *
  *   EAGAIN  as many contexts as may be are in use

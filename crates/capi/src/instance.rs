@@ -295,6 +295,31 @@ pub unsafe extern "C" fn orrery_instance_create_from(snapshot: *const SnapshotHa
 /// See the header.
 ///
 /// # Safety
+/// As for [`orrery_instance_leave`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_instance_copy_of(
+    copy: *const InstanceHandle,
+    of: *const c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let Some(instance) = (unsafe { borrow(copy, "an instance") }) else { return null_mut() };
+    instance.0.copy_of(of.cast_mut()).map_or_else(
+        || {
+            error::fail_with(
+                libc::ENOENT,
+                &format!(
+                    "cannot find the copy of {of:p}: the instance is no copy, or its snapshot has no such memory"
+                ),
+            );
+            null_mut()
+        },
+        std::ptr::NonNull::as_ptr,
+    )
+}
+
+/// See the header.
+///
+/// # Safety
 /// `snapshot` is null, or was given by this library and is used no more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_snapshot_destroy(snapshot: *mut SnapshotHandle) {

@@ -16,6 +16,18 @@ impl Drop for Store {
     }
 }
 
+impl Store {
+    /// Starts a store in `directory`, and returns when it accepts connections.
+    fn start(orrery: &Path, directory: &Path) -> Self {
+        let store =
+            Self(Command::new(orrery).args(["orc", "serve", "--directory"]).arg(directory).spawn().unwrap());
+        orrery_testing::eventually("the store accepts connections", || {
+            orrery_orc_client::Client::connect_to(directory).is_ok()
+        });
+        store
+    }
+}
+
 fn beside_this_test() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
@@ -42,15 +54,7 @@ fn python(script: &str) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("store");
-    let _store =
-        Store(Command::new(&orrery).args(["orc", "serve", "--directory"]).arg(&directory).spawn().unwrap());
-    for wait in 0.. {
-        if directory.join("socket").exists() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        assert!(wait < 3000, "the store does not start");
-    }
+    let _store = Store::start(&orrery, &directory);
     let run = Command::new("timeout")
         .args(["60", PYTHON])
         .arg(package.join("tests/orc").join(script))
@@ -76,9 +80,7 @@ fn a_c_program_shares() {
     for compiler in ["gcc", "g++", "clang"] {
         // What one program registered, the next one must not find.
         let directory = folder.path().join(compiler);
-        let _store = Store(
-            Command::new(&orrery).args(["orc", "serve", "--directory"]).arg(&directory).spawn().unwrap(),
-        );
+        let _store = Store::start(&orrery, &directory);
         let binary = folder.path().join("program");
         let mut command = Command::new(compiler);
         command.args(["-Wall", "-Wextra", "-Werror", "-g", "-O1", "-D_GNU_SOURCE"]);
@@ -92,12 +94,6 @@ fn a_c_program_shares() {
             Err(_) => orrery_testing::skipped!("there is no {compiler} here"),
             Ok(output) => {
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                let mut waited = 0;
-                while !directory.join("socket").exists() {
-                    std::thread::sleep(std::time::Duration::from_millis(10));
-                    waited += 1;
-                    assert!(waited < 3000, "the store does not start");
-                }
                 let run = Command::new("timeout").arg("60").arg(&binary).arg(&directory).output().unwrap();
                 assert!(run.status.success(), "{compiler}: {}", String::from_utf8_lossy(&run.stderr));
             }

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <orrery/instance.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,26 @@ static void in_thread(void *(*function)(void *), void *argument) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, function, argument) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static jmp_buf before;
+
+static void jumps_past_leave(struct orrery_instance *instance) {
+    if (!setjmp(before)) {
+        CHECK(orrery_instance_enter(instance) == 0);
+        longjmp(before, 1);
+    }
+}
+
+/* A thread that passed by a leave is in the instance, which every call that needs it unused reports. */
+static void was_not_left(struct orrery_instance *instance) {
+    FAILS(orrery_instance_enter(instance) == -1, EBUSY);
+    FAILS(orrery_instance_reset(instance) == -1, EBUSY);
+    FAILS(orrery_instance_destroy(instance) == -1, EBUSY);
+    int number = next();
+    CHECK(orrery_instance_leave(instance) == 0);
+    FAILS(orrery_instance_leave(instance) == -1, EPERM);
+    CHECK(next_in(instance) == number + 1);
 }
 
 int main(int argc, char **argv) {
@@ -118,12 +139,30 @@ int main(int argc, char **argv) {
     CHECK(next_in(one) == 5 && next_in(one) == 6);
     struct orrery_instance *copy = orrery_instance_create_from(snapshot);
     CHECK(copy && next_in(copy) == 5);
+    int *copied = (int *)orrery_instance_copy_of(copy, counter);
+    CHECK(copied == (int *)orrery_instance_variable(copy, "counter"));
+    char *copied_block = (char *)orrery_instance_copy_of(copy, block);
+    CHECK(copied_block && copied_block != block && copied_block[99999] == 'x');
+    FAILS(!orrery_instance_copy_of(copy, &copy), ENOENT);
+    FAILS(!orrery_instance_copy_of(two, block), ENOENT);
+    FAILS(!orrery_instance_copy_of(NULL, block), EINVAL);
     CHECK(orrery_instance_restore(one, snapshot) == 0 && next_in(one) == 5);
     FAILS(orrery_instance_restore(two, snapshot) == -1, EINVAL);
     FAILS(orrery_instance_restore(one, NULL) == -1, EINVAL);
     CHECK(orrery_instance_reset(one) == 0 && next_in(one) == 1);
     orrery_instance_snapshot_destroy(snapshot);
     orrery_instance_snapshot_destroy(NULL);
+
+    jumps_past_leave(two);
+    was_not_left(two);
+#ifdef __cplusplus
+    try {
+        CHECK(orrery_instance_enter(two) == 0);
+        throw 1;
+    } catch (int) {
+        was_not_left(two);
+    }
+#endif
 
     orrery_instance_close(library);
     orrery_instance_close(NULL);

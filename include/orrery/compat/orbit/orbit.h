@@ -223,7 +223,7 @@ void orbit_allocator_destroy(struct orbit_allocator *alloc) ORRERY_AUTHORS_(allo
 struct orbit_allocator *orbit_allocator_from_pool(struct orbit_pool *pool, bool use_meta)
     ORRERY_AUTHORS_(allocator_from_pool);
 
-/* A part of `size` bytes. Where there is no room the program is told on standard error, and aborted. */
+/* A part of `size` bytes. Where there is no room, that is reported on standard error and the program aborts. */
 void *__orbit_alloc(struct orbit_allocator *alloc, size_t size, const char *file, int line)
     ORRERY_AUTHORS_(alloc);
 void orbit_free(struct orbit_allocator *alloc, void *ptr) ORRERY_AUTHORS_(free);
