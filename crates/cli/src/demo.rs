@@ -9,7 +9,7 @@ mod stage;
 mod trace;
 mod warm;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -19,8 +19,8 @@ use self::stage::{Skipped, Stage, Stopped};
 
 /// Show Orrery at work: one screen for each part, at most 20 s each
 ///
-/// Ctrl-C leaves out the rest of a screen; twice within a second it ends the demonstration. What this machine cannot show
-/// is named, with what is missing. The exit status is 1 if something did not work as it should.
+/// Ctrl-C leaves out the rest of a screen; twice within a second it ends the demonstration. What this machine cannot
+/// show is named, with what is missing. The exit status is 1 if something did not work as it should.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Show these parts alone [default: all]
@@ -29,6 +29,9 @@ pub(crate) struct Arguments {
     /// Print the names of all parts, and show nothing
     #[arg(long)]
     list: bool,
+    /// Seconds that each part may take, before the rest of it is left out
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    seconds: u64,
 }
 
 /// One part of the tour.
@@ -110,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let named =
         |scene: &&Scene| arguments.names.is_empty() || arguments.names.iter().any(|name| name == scene.name);
     let scenes: Vec<&Scene> = SCENES.iter().filter(named).collect();
-    let mut stage = Stage::new()?;
+    let mut stage = Stage::new(Duration::from_secs(arguments.seconds))?;
     let mut failed = Vec::new();
     let (mut shown, begin) = (0, Instant::now());
     for (number, scene) in scenes.iter().enumerate() {

@@ -32,9 +32,10 @@ enum Action {
     },
     /// Print an OpenSSL configuration with the provider in it
     Conf {
-        /// The provider's module
-        #[arg(long, value_name = "FILE", default_value = "/usr/local/lib/orrery/orrery.so")]
-        module: PathBuf,
+        /// The provider's module [default: lib/orrery/orrery.so beside the directory of this program, else that of
+        /// /usr/local]
+        #[arg(long, value_name = "FILE")]
+        module: Option<PathBuf>,
         /// What the vault does beside the signatures of TLS 1.2 and 1.3
         #[arg(long, value_name = "LIST", value_delimiter = ',')]
         allow: Vec<Allowed>,
@@ -63,12 +64,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.action {
         Action::Wrap { key, output } => wrap(key, output.as_deref()),
         Action::Conf { module, allow } => {
+            let module = module.clone().unwrap_or_else(installed_module);
             ensure!(module.is_absolute(), "{}: give the module's absolute path", module.display());
             io::stdout()
-                .write_all(configuration(module, allow).as_bytes())
+                .write_all(configuration(&module, allow).as_bytes())
                 .context("write to standard output")
         }
     }
+}
+
+/// Returns where the provider is that was installed with this program, or, where none was, the place of one built by hand.
+fn installed_module() -> PathBuf {
+    let beside = |program: PathBuf| Some(program.parent()?.parent()?.join("lib/orrery/orrery.so"));
+    std::env::current_exe()
+        .ok()
+        .and_then(beside)
+        .filter(|module| module.is_file())
+        .unwrap_or_else(|| "/usr/local/lib/orrery/orrery.so".into())
 }
 
 fn wrap(key: &Path, output: Option<&Path>) -> Result<()> {

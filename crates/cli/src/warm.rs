@@ -33,6 +33,11 @@ enum Command {
     Run(RunArguments),
     /// Print the state of a server and its workers
     Status(SocketArgument),
+    /// Replace the workers of a server by new ones, which import everything anew, without refusing a request
+    ///
+    /// Returns when the new workers serve. Programs that run, and requests that wait, are finished by the workers of before.
+    /// If the new ones cannot start, because a module has an error, say, the server goes on as before.
+    Reload(SocketArgument),
 }
 
 #[derive(Args)]
@@ -118,6 +123,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Serve(arguments) => serve(arguments),
         Command::Run(arguments) => run_program(arguments),
         Command::Status(socket) => print_status(&socket),
+        Command::Reload(socket) => reload(&socket),
     }
 }
 
@@ -226,6 +232,12 @@ fn run_program(arguments: RunArguments) -> anyhow::Result<()> {
         .options(python.unbuffered, python.no_bytecode, python.safe_path, python.warnings)
         .standard_streams();
     run_as_python(AsPython { client: Client::new(socket).wait(arguments.wait), job, fallback })
+}
+
+fn reload(socket: &SocketArgument) -> anyhow::Result<()> {
+    let workers = Client::new(socket.path()?).reload()?;
+    println!("{workers} new {}", if workers == 1 { "worker serves" } else { "workers serve" });
+    Ok(())
 }
 
 fn print_status(socket: &SocketArgument) -> anyhow::Result<()> {

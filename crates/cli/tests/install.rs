@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 /// A program that uses the library, and prints 42 where it works.
 const PROGRAM: &str = r#"
@@ -62,10 +63,30 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 impl Installed {
+    /// Returns what all tests but the one that removes it look at.
+    fn shared() -> &'static Self {
+        static SHARED: OnceLock<Installed> = OnceLock::new();
+        SHARED.get_or_init(Self::new)
+    }
+
+    /// Installs the same once more, elsewhere.
+    fn again(&self) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (prefix, project) = (directory.path().join("prefix"), directory.path().join("project"));
+        let again = Self { _directory: directory, prefix, stage: self.stage.clone(), project };
+        again.script("install", &[]);
+        again
+    }
+
     fn new() -> Self {
-        for library in
-            ["liborrery.a", "liborthros.a", "orrery-guest", "orrery-orthros-load", "orrery-warm-python"]
-        {
+        for library in [
+            "liborrery.a",
+            "liborrery_signer.a",
+            "liborthros.a",
+            "orrery-guest",
+            "orrery-orthros-load",
+            "orrery-warm-python",
+        ] {
             // Panics with the command that builds it.
             let _ = orrery_testing::built(library);
         }
@@ -116,7 +137,7 @@ impl Installed {
 
 #[test]
 fn projects_of_all_kinds_find_the_library() {
-    let installed = Installed::new();
+    let installed = Installed::shared();
     if orrery_testing::is_there("pkg-config") {
         let build = "cc -Wall -Wextra -Werror main.c -o plain $(pkg-config --cflags --libs orrery)";
         installed.finds(Command::new("sh").args(["-ec", build]));
@@ -157,7 +178,7 @@ fn projects_of_all_kinds_find_the_library() {
 
 #[test]
 fn the_shared_library_exports_versions_of_its_own_names_only() {
-    let installed = Installed::new();
+    let installed = Installed::shared();
     for library in ["liborrery.so.0", "liborthros.so.0"] {
         let path = installed.prefix.join("lib").join(library);
         let dynamic = succeed(Command::new("readelf").args(["-dW"]).arg(&path));
@@ -176,7 +197,7 @@ fn the_shared_library_exports_versions_of_its_own_names_only() {
 
 #[test]
 fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
-    let installed = Installed::new();
+    let installed = Installed::shared();
     assert!(succeed(installed.program("orrery").arg("--version")).starts_with("orrery 0."));
     let mut served = installed.program("orrery");
     let socket = installed.project.join("socket");
@@ -207,6 +228,11 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
         bash.display()
     );
     assert_eq!(succeed(Command::new("bash").args(["-c", &script])).trim(), "guard");
+    // The provider that was installed with it is the one that it names.
+    let configuration = succeed(installed.program("orrery").args(["vault", "conf"]));
+    let module = installed.prefix.join("lib/orrery/orrery.so");
+    assert!(configuration.contains(&format!("module = {}\n", module.display())), "{configuration}");
+    assert!(module.is_file() && module.with_file_name("orrery-vault").is_file());
     let units = installed.prefix.join("lib/systemd/system");
     let warm = fs::read_to_string(units.join("orrery-warm.service")).unwrap();
     assert!(
@@ -217,7 +243,7 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
 
 #[test]
 fn what_was_installed_is_removed_and_nothing_else() {
-    let installed = Installed::new();
+    let installed = Installed::shared().again();
     assert!(files(&installed.prefix).len() > 50);
     let other = installed.prefix.join("lib/liborrery-of-someone-else.so");
     fs::write(&other, "").unwrap();

@@ -8,27 +8,21 @@ mod pairs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use orrery_testing::Killed;
 use pairs::{ONE_PAIR, ORRERY, Up, cache, events, missing, orthros};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Ends with what it stands for.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+struct Running(Killed);
 
 impl Running {
     /// Starts a pair and waits until it says that the service runs.
     fn up(mut command: Command) -> Self {
-        let mut running = Self(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
+        let mut running = Self(Killed(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()));
         let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
         let armed = lines.by_ref().map(|line| line.unwrap()).any(|line| line.contains("the service runs"));
         assert!(armed, "it ended before the service ran");

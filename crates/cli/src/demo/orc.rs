@@ -1,12 +1,12 @@
 //! Copies of a program from files of their own, as containers have them: what they take in memory, by themselves and from a store.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use orrery_orc_client::Client;
 
 use super::picture::{Bar, bars};
 use super::stage::{Process, Stage};
@@ -28,7 +28,7 @@ pub(super) fn show(stage: &mut Stage) -> Result<()> {
     let mut serve = stage.orrery(["orc", "serve", "--directory"]);
     let mut server = stage.start(serve.arg(&store))?;
     // The socket exists before the store listens at it.
-    while UnixStream::connect(store.join("socket")).is_err() && server.complaint().is_empty() {
+    while Client::connect_to(&store).is_err() && server.complaint().is_empty() {
         stage.pause(Duration::from_millis(20))?;
     }
     let mut sharing = Vec::new();

@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
-/// How long a part may take.
-const LIMIT: Duration = Duration::from_secs(20);
 /// How often the user is looked after while something is waited for.
 const POLL: Duration = Duration::from_millis(10);
 /// How long a program may take to end when it is asked to.
@@ -53,6 +51,8 @@ impl std::error::Error for Stopped {}
 /// Where a part is shown.
 pub(super) struct Stage {
     begin: Instant,
+    /// What each part may take, and what this one may.
+    usual: Duration,
     limit: Duration,
     seen: u32,
     last: Option<Instant>,
@@ -61,7 +61,8 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    pub(super) fn new() -> Result<Self> {
+    /// Makes one where each part may take so long.
+    pub(super) fn new(usual: Duration) -> Result<Self> {
         let interactive = std::io::stdin().is_terminal();
         // Without a terminal nobody means to see the next part.
         let step = if interactive { 1 } else { 2 };
@@ -71,7 +72,8 @@ impl Stage {
         .context("cannot handle signals")?;
         Ok(Self {
             begin: Instant::now(),
-            limit: LIMIT,
+            usual,
+            limit: usual,
             seen: 0,
             last: None,
             directory: tempfile::tempdir().context("cannot make a temporary directory")?,
@@ -82,12 +84,12 @@ impl Stage {
     /// Begins a part.
     pub(super) fn begin(&mut self) {
         self.begin = Instant::now();
-        self.limit = LIMIT;
+        self.limit = self.usual;
     }
 
-    /// Lets this part take longer.
+    /// Lets this part take longer, if it may not already.
     pub(super) fn allow(&mut self, limit: Duration) {
-        self.limit = limit;
+        self.limit = limit.max(self.usual);
     }
 
     /// Returns a directory that lasts as long as the tour.
@@ -108,7 +110,10 @@ impl Stage {
             return if twice { Err(Stopped.into()) } else { Err(Skipped("skipped").into()) };
         }
         if self.begin.elapsed() > self.limit {
-            return Err(Skipped("left out: this machine is too busy to show it in time").into());
+            return Err(Skipped(
+                "left out: this machine is too busy to show it in time; --seconds gives it more",
+            )
+            .into());
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ impl DiskTable {
 pub(super) struct Wanted {
     pub(super) service: Service,
     /// What its unit was made into.
-    pub(super) told: Vec<String>,
+    pub(super) report: Vec<String>,
     pub(super) memory_mib: u64,
     pub(super) cpus: u32,
     pub(super) silence: Duration,
@@ -132,10 +132,10 @@ impl Named<'_> {
         let Some(unit) = self.unit else {
             return Ok((Service { argv: self.argv, programs, files, ..Service::default() }, Vec::new()));
         };
-        let UnitService { mut service, told } = read_unit(unit, disk.map(|disk| Path::new(&disk.mount)))?;
+        let UnitService { mut service, report } = read_unit(unit, disk.map(|disk| Path::new(&disk.mount)))?;
         service.programs.extend(programs);
         service.files.extend(files);
-        Ok((service, told))
+        Ok((service, report))
     }
 }
 
@@ -222,10 +222,10 @@ impl PairFile {
         let disk = file.disk.map(DiskTable::check).transpose().context("disk")?;
         let files = file.files.into_iter().map(|file| (file.here, file.there)).collect();
         let named = Named { unit: file.unit.as_deref(), argv: file.service };
-        let (service, told) = named.service(disk.as_ref(), file.programs, files)?;
+        let (service, report) = named.service(disk.as_ref(), file.programs, files)?;
         Ok(Wanted {
             service,
-            told,
+            report,
             memory_mib,
             cpus: file.cpus,
             silence,
@@ -312,20 +312,22 @@ mod tests {
         assert!(refused("service = ['x']\nmemory = 300").contains("256, 512"));
         assert!(refused("service = ['x']\ncpus = 0").contains("from 1 to 64"));
         assert!(refused("service = ['x']\nsilence = 0.1").contains("0.5 to 3600"));
-        let told = refused("service = ['x']\nmemroy = 256");
-        assert!(told.contains("memroy") && told.contains("line 2"), "{told}");
-        let told =
+        let report = refused("service = ['x']\nmemroy = 256");
+        assert!(report.contains("memroy") && report.contains("line 2"), "{report}");
+        let report =
             refused("service = ['x']\n[[disk]]\nsize = '64M'\n[[disk]]\nimage = '/srv/b'\nmount = '/b'");
         assert!(
-            told.contains("2 disks are given") && told.contains("/srv/b") && told.contains("directories"),
-            "{told}"
+            report.contains("2 disks are given")
+                && report.contains("/srv/b")
+                && report.contains("directories"),
+            "{report}"
         );
         assert!(refused("service = ['x']\nunit = 'y'").contains("either service or unit"));
         assert!(refused("memory = 256").contains("unit = \"redis-server\""));
         assert!(refused("unit = 'no-such-unit'").contains("no-such-unit.service"));
-        let told = refused("service = ['x']\nnetwork = ['inner', 'outer']");
-        assert!(told.contains("2 networks are given") && told.contains("outer"), "{told}");
-        assert!(told.contains("forward"), "{told}");
+        let report = refused("service = ['x']\nnetwork = ['inner', 'outer']");
+        assert!(report.contains("2 networks are given") && report.contains("outer"), "{report}");
+        assert!(report.contains("forward"), "{report}");
         assert!(
             refused("service = ['x']\nbridge = ['br0', 'br1']\naddress = '192.168.1.7/24'").contains("br1")
         );

@@ -50,8 +50,8 @@ pub(crate) struct Arguments {
     /// Another program of this host that the service runs, with its libraries; may be given several times
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
-    /// A file or directory that the service needs, and where it expects it (where it is here, if :THERE is left out); may be
-    /// given several times
+    /// A file or directory that the service needs, and where it expects it (where it is here, if :THERE is left out);
+    /// may be given several times
     #[arg(long = "file", value_name = "HERE[:THERE]")]
     files: Vec<String>,
     /// A disk for the service, which survives with what was not written to it yet: the size of a new one (64M, 2G),
@@ -67,8 +67,8 @@ pub(crate) struct Arguments {
     /// More for the command line of the guests' kernel
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
     append: String,
-    /// The service, by the name of its systemd unit (redis-server, NAME@INSTANCE) or the absolute path of a unit's file:
-    /// started as the unit's files on this host say, with the files that they name
+    /// The service, by the name of its systemd unit (redis-server, NAME@INSTANCE) or the absolute path of a unit's
+    /// file: started as the unit's files on this host say, with the files that they name
     #[arg(long, value_name = "UNIT", conflicts_with = "service")]
     unit: Option<String>,
     /// The service: a program of this host and its arguments. It sees its own program and libraries, and --file
@@ -104,10 +104,10 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         _ => own.map(NetworkConfig::Own),
     };
     let named = Named { unit: arguments.unit.as_deref(), argv: arguments.service.clone() };
-    let (service, told) = named.service(disk.as_ref(), arguments.programs.clone(), files)?;
+    let (service, report) = named.service(disk.as_ref(), arguments.programs.clone(), files)?;
     Ok(Wanted {
         service,
-        told,
+        report,
         memory_mib: arguments.common.memory,
         cpus: arguments.common.cpus,
         silence: Duration::from_secs_f64(arguments.common.silence),
@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(NetworkConfig::Bridge(place)) => format!(" on bridge {}", place.bridge),
         None => String::new(),
     };
-    for text in &wanted.told {
+    for text in &wanted.report {
         story.tell("unit", None, text)?;
     }
     let mut pair = Pair::start(PairConfig {
@@ -153,15 +153,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         None,
         "commands: status, crash [KIND], crash backup [KIND], failover, run PROGRAM ARGUMENTS, quit",
     )?;
-    // How many lost backups were told of, when the next one is due, and whether someone waits for it.
-    let (mut told, mut due, mut awaited) = (0, Instant::now(), false);
+    // How many lost backups were report of, when the next one is due, and whether someone waits for it.
+    let (mut report, mut due, mut awaited) = (0, Instant::now(), false);
     let mut full: Option<PathBuf> = None;
     let mut exits = Exits::default();
     let mut unwatched: Option<String> = None;
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {
             Err(error @ Error::Guest { .. }) => {
-                // It was told to die, and could not.
+                // It was report to die, and could not.
                 story.tell("failed", None, error.to_string())?;
                 story.hang_up();
                 None
@@ -194,7 +194,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 exits.restarted();
                 story.tell("restarted", None, "the service runs anew")?;
                 due = stand_by(&mut pair, &story)?;
-                told = pair.lost_backups().len();
+                report = pair.lost_backups().len();
                 continue;
             }
         }
@@ -206,14 +206,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
         }
         let lives = pair.backup_is_alive();
-        let news = pair.lost_backups().get(told..).and_then(<[String]>::last).cloned();
+        let news = pair.lost_backups().get(report..).and_then(<[String]>::last).cloned();
         if cause.is_none() && !lives && (news.is_some() || Instant::now() >= due) {
             if let Some(why) = news {
                 let text = format!("the backup has died ({why}); a new one is started");
                 story.tell("backup died", None, text)?;
             }
             due = stand_by(&mut pair, &story)?;
-            told = pair.lost_backups().len();
+            report = pair.lost_backups().len();
             if std::mem::take(&mut awaited) {
                 story.hang_up();
             }
@@ -265,7 +265,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     story.tell("whole", Some(whole.seconds), text)?;
                 }
                 due = stand_by(&mut pair, &story)?;
-                told = pair.lost_backups().len();
+                report = pair.lost_backups().len();
             }
             story.hang_up();
         }
@@ -327,7 +327,8 @@ fn full_disk(image: &Path) -> String {
     )
 }
 
-/// Starts a new backup. That none can be had is no reason to end a service that runs; gives when it is time to try again.
+/// Starts a new backup. That none can be had is no reason to end a service that runs; gives when it is time to try
+/// again.
 fn stand_by(pair: &mut Pair, story: &Story) -> Result<Instant> {
     match pair.start_backup() {
         Ok(seconds) => {
@@ -388,7 +389,7 @@ fn crash(
     }
 }
 
-/// Fails over; what was only asked for and cannot be done leaves the service where it is, which is told.
+/// Fails over; what was only asked for and cannot be done leaves the service where it is, which is report.
 fn survive(pair: &mut Pair, story: &Story, cause: Cause, keep: bool) -> Result<bool> {
     // The memory is only read, so what failed may be tried again.
     let mut tries = if cause == Cause::Request { 3 } else { 2 };

@@ -34,7 +34,7 @@ fn sorted(counts: &Counts, by: Column) -> Vec<&Call> {
     calls.sort_by_cached_key(|call| {
         let most = match by {
             Column::Time => call.ticks,
-            Column::Mean => call.ticks.checked_div(call.buckets.iter().sum()).unwrap_or(0),
+            Column::Mean => call.ticks.checked_div(call.timed()).unwrap_or(0),
             Column::Calls => call.total(),
             Column::Errors => call.errors,
             Column::Name => return (Reverse((0, 0)), call.name()),
@@ -67,7 +67,7 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool, by: Column) 
         let mut row = vec![call.name(), call.total().to_string(), call.patched.to_string()];
         if timed {
             row.push(if call.errors == 0 { String::new() } else { call.errors.to_string() });
-            let finished: u64 = call.buckets.iter().sum();
+            let finished = call.timed();
             let at =
                 |share| call.quantile(share).map_or_else(String::new, |ticks| duration(ticks, nanoseconds));
             if let Some(mean) = call.ticks.checked_div(finished) {
@@ -82,8 +82,8 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool, by: Column) 
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut text = format!("{table}\n");
-    let total: u64 = counts.calls.iter().map(Call::total).sum();
-    let patched: u64 = counts.calls.iter().map(|call| call.patched).sum();
+    let sum = |of: fn(&Call) -> u64| counts.calls.iter().map(of).fold(0, u64::saturating_add);
+    let (total, patched) = (sum(Call::total), sum(|call| call.patched));
     let _infallible = writeln!(
         text,
         "{total} calls in {} programs; {patched} of them from {} rewritten sites",

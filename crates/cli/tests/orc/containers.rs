@@ -36,7 +36,7 @@ fn plant(directory: &Path) {
 /// An engine of the test's own.
 struct Containerd {
     directory: tempfile::TempDir,
-    engine: crate::unmodified::Running,
+    engine: orrery_testing::Killed,
     tasks: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ impl Containerd {
         let log = fs::File::create(path("log")).unwrap();
         let mut command = Command::new("containerd");
         command.arg("--config").arg(path("config.toml")).stdout(log.try_clone().unwrap()).stderr(log);
-        let engine = crate::unmodified::Running(command.spawn().ok()?);
+        let engine = orrery_testing::Killed(command.spawn().ok()?);
         let engine = Self { engine, tasks: Vec::new(), directory };
         eventually("containerd answers or ends", || {
             let ended =
@@ -229,7 +229,7 @@ fn where_the_stores_user_has_a_number_user_namespaces_share() {
     // As rootless engines do it, whose user is root inside.
     let mut command =
         crate::unmodified::run(&store, &["unshare", "--user", "--map-root-user", "sleep", "1000"]);
-    let program = crate::unmodified::Running(command.stderr(Stdio::null()).spawn().unwrap());
+    let program = orrery_testing::Killed(command.stderr(Stdio::null()).spawn().unwrap());
     let pid = program.0.id();
     eventually("the exchange", || {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")

@@ -11,8 +11,8 @@ use rustix::net::RecvFlags;
 use crate::confidential::as_user;
 use crate::hostile::{raw_at, send};
 use crate::stuck_files::{Overlay, StuckFiles};
-use crate::unmodified::Running;
 use crate::{Store, bytes, eventually, refusal};
+use orrery_testing::Killed;
 
 /// A user whose files are never read.
 const STUCK: u32 = 65_528;
@@ -125,13 +125,13 @@ fn all_trust_domains_have_a_bound_together() {
 }
 
 /// A user namespace of an ordinary user's, with further user IDs; it ends when this is dropped.
-struct UserNamespace(Running);
+struct UserNamespace(Killed);
 
 impl UserNamespace {
     fn new(owner: u32, map: &str) -> Option<Self> {
         let mut command = Command::new("setpriv");
         command.args([&format!("--reuid={owner}"), "--clear-groups", "unshare", "--user", "sleep", "1000"]);
-        let child = Self(Running(command.spawn().ok()?));
+        let child = Self(Killed(command.spawn().ok()?));
         let pid = child.0.0.id();
         let mut is_there = false;
         for _ in 0..2000 {

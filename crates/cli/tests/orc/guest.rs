@@ -5,11 +5,12 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use orrery_testing::Killed;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Store;
-use crate::unmodified::{Running, run};
+use crate::unmodified::run;
 
 /// A directory for what is compiled.
 pub(crate) struct Workshop(TempDir);
@@ -65,7 +66,7 @@ static void *load(const char *path) {
 
 /// A running one, which says a number whenever it has come a step further, and waits for the next.
 pub(crate) struct Guest {
-    child: Running,
+    child: Killed,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
     said: PathBuf,
 }
@@ -95,7 +96,7 @@ impl Guest {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&said).unwrap());
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child: Running(child), lines, said }
+        Self { child: Killed(child), lines, said }
     }
 
     /// The next number.

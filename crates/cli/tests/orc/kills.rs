@@ -11,12 +11,13 @@ use std::sync::{Arc, mpsc};
 
 use orrery_orc_client::protocol::FileRange;
 use orrery_orc_client::{Client, Error, Flags, Object};
+use orrery_testing::Killed;
 use rustix::mm::MprotectFlags;
 
 use crate::publish::{memory, publish};
 use crate::steps::some;
 use crate::tracer::{can_trace, trace_all};
-use crate::unmodified::{Running, code, run};
+use crate::unmodified::{code, run};
 use crate::{Store, bytes, children, eventually, signal, start};
 
 /// Most steps at which each is killed while a client is at work.
@@ -37,7 +38,7 @@ enum Victim {
 
 /// What must not be lost: a program that runs from objects, and what this one has mapped and published.
 struct Witness {
-    sleeper: Running,
+    sleeper: Killed,
     /// What it runs, as it was.
     code: Vec<(u64, Vec<u8>)>,
     client: Client,
@@ -53,7 +54,7 @@ impl Witness {
     fn new(store: &Store) -> Self {
         let client = store.client();
         let child = run(store, &["/bin/sleep", "1000"]).stderr(Stdio::null()).spawn().unwrap();
-        let sleeper = Running(child);
+        let sleeper = Killed(child);
         // It sleeps when all is exchanged.
         let asleep = format!("{} ", libc::SYS_clock_nanosleep);
         eventually("the program sleeps", || {

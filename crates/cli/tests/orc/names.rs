@@ -5,12 +5,13 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, TALK, Workshop};
 use crate::unmodified::{PYTHON, Python, code, run, run_by};
 use crate::{Store, eventually, signal};
+use orrery_testing::Killed;
 
 /// The directory of the objects of this user's programs, if objects have names here.
 fn directory(store: &Store) -> Option<PathBuf> {
@@ -29,13 +30,13 @@ fn names(directory: &Path) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-struct Sleeper(Child);
+struct Sleeper(Killed);
 
 impl Sleeper {
     /// Starts a program of its own and waits until its code is an object.
     fn start(store: &Store, program: &Path) -> Self {
         let child = run(store, &[program.to_str().unwrap(), "1000"]).stderr(Stdio::null()).spawn().unwrap();
-        let this = Self(child);
+        let this = Self(Killed(child));
         let name = program.file_name().unwrap().to_str().unwrap();
         eventually("the exchange", || code(this.0.id(), name).is_some_and(|(_, object)| object));
         this
@@ -49,13 +50,6 @@ impl Sleeper {
             .filter(|entry| number(entry) >= 900)
             .filter_map(|entry| fs::read_link(entry.path()).ok())
             .any(|link| link.to_string_lossy().starts_with("socket:"))
-    }
-}
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -283,7 +277,7 @@ fn start_as(store: &Store, uid: u32) -> Sleeper {
     let orrery = public.copy(env!("CARGO_BIN_EXE_orrery"));
     let mut command = run_by(&orrery, store, &["/bin/sleep", "1000"]);
     let child = command.uid(uid).gid(uid).stderr(Stdio::null()).spawn().unwrap();
-    let sleeper = Sleeper(child);
+    let sleeper = Sleeper(Killed(child));
     eventually("the exchange", || code(sleeper.0.id(), "sleep").is_some_and(|(_, object)| object));
     sleeper
 }

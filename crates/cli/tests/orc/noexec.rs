@@ -5,10 +5,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
+use orrery_testing::Killed;
 use tempfile::TempDir;
 
 use crate::guest::variables;
-use crate::unmodified::{Running, code, run};
+use crate::unmodified::{code, run};
 use crate::{Store, eventually};
 
 /// A file system of the test's own, mounted `noexec`.
@@ -84,7 +85,7 @@ fn programs_share_by_an_auditor_that_lies_elsewhere() {
     let said = String::from_utf8_lossy(&hello.stderr);
     assert!(!said.contains("LD_AUDIT") && !said.contains("cannot be loaded"), "{said}");
     let child = run(&store, &["/bin/sleep", "1000"]).stderr(Stdio::null()).spawn().unwrap();
-    let sleeper = Running(child);
+    let sleeper = Killed(child);
     eventually("the exchange", || code(sleeper.0.id(), "sleep").is_some_and(|(_, object)| object));
     drop(store);
     let auditor = auditor.replace("$LIB", "lib64");

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use crate::guest::{Guest, TALK, Workshop};
-use crate::unmodified::{PYTHON, Python, Running, run};
+use crate::unmodified::{PYTHON, Python, run};
 use crate::{Store, eventually, signal};
+use orrery_testing::Killed;
 
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,7 +165,7 @@ fn files_own_pages_are_needed_no_more() {
             .env("ORRERY_ORC_KERNEL", kernel)
             .spawn()
             .unwrap();
-        let child = Running(child);
+        let child = Killed(child);
         eventually("the exchange", || {
             let lines = maps(child.0.id());
             lines.iter().any(|line| line.access == "r-xp" && line.name.contains("orc:sleep"))

@@ -210,7 +210,7 @@ fn static_programs_share_their_code() {
         let mut line = [0; 8];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
         assert_eq!(&line, b"it runs\n");
-        crate::unmodified::Running(child)
+        orrery_testing::Killed(child)
     };
     let _running = [private("static"), private("again")];
     let pid = i32::try_from(_running[0].0.id()).unwrap();

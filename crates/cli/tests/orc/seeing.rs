@@ -7,9 +7,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use orrery_orc_client::Flags;
+use orrery_testing::Killed;
 use serde_json::Value;
 
-use crate::unmodified::{Running, code, run_by};
+use crate::unmodified::{code, run_by};
 use crate::{Store, bytes, eventually};
 
 fn orc(arguments: &[&str]) -> Output {
@@ -27,7 +28,7 @@ fn a_watch_shows_what_comes_and_goes() {
     let client = store.client();
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
     command.args(["orc", "stat", "--watch", "--every", "0.1", "--json", "--directory"]).arg(store.path());
-    let mut watch = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut watch = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
     // Ten looks a second: what it does not see in so many it never will.
     let mut sees = |count: usize| {
@@ -93,12 +94,12 @@ fn what_is_shared_is_counted() {
 }
 
 /// A program that waits, when its code is an object.
-fn waiting(store: &Store, program: &Path, arguments: &[&str], uid: u32) -> Running {
+fn waiting(store: &Store, program: &Path, arguments: &[&str], uid: u32) -> Killed {
     let public = orrery_testing::PublicDirectory::new();
     let orrery = public.copy(env!("CARGO_BIN_EXE_orrery"));
     let mut command = run_by(&orrery, store, &[&[program.to_str().unwrap()], arguments].concat());
     command.uid(uid).gid(uid).stderr(Stdio::null());
-    let running = Running(command.spawn().unwrap());
+    let running = Killed(command.spawn().unwrap());
     let name = program.file_name().unwrap().to_str().unwrap();
     eventually("the exchange", || code(running.0.id(), name).is_some_and(|(_, object)| object));
     running

@@ -3,9 +3,10 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::{Store, eventually, signal};
+use orrery_testing::Killed;
 
 pub(crate) fn run(store: &Store, program: &[&str]) -> Command {
     run_by(Path::new(env!("CARGO_BIN_EXE_orrery")), store, program)
@@ -36,16 +37,6 @@ fn library(name: &str) -> String {
     line.split_whitespace().nth(5).unwrap().to_owned()
 }
 
-/// A program that ends with the test.
-pub(crate) struct Running(pub(crate) Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn equal_files_of_different_trees_are_in_memory_once() {
     let store = Store::new(&[]);
@@ -63,7 +54,7 @@ fn equal_files_of_different_trees_are_in_memory_once() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        programs.push(Running(child));
+        programs.push(Killed(child));
     }
     for file in ["sleep", "libc.so.6"] {
         let mut seen = Vec::new();
@@ -90,7 +81,7 @@ pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
 /// Python at a prompt of ours: says `ready`, and runs what it is sent.
 pub(crate) struct Python {
-    child: Running,
+    child: Killed,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
@@ -109,7 +100,7 @@ impl Python {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut python = Self { child: Running(child), lines };
+        let mut python = Self { child: Killed(child), lines };
         assert_eq!(python.answer(), "ready");
         python
     }

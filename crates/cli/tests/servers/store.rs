@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 
 use orrery_orc_client::{Client, Flags};
-use orrery_testing::faults::{Faults, MEMORY, Server};
+use orrery_testing::faults::{Faults, Server};
 
 use crate::usage::Usage;
 use crate::{CLIENT, ORRERY, kill, pid, times};
@@ -82,14 +82,38 @@ fn the_server_survives_each_failing_call() {
             seed += 1;
             store.exchanges(seed);
         },
-        serves: &mut || store.serves(),
-        // The server starts threads as it needs them, and the standard library aborts where a thread gets no memory.
-        spared: &MEMORY,
-        log: &|| store.log(),
+        serves: &mut || {
+            store.serves();
+            assert_eq!(store.server(), server, "another server serves");
+        },
+        spared: &[],
+        log: &|| {
+            // The supervisor reports how the server ended a moment later.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            store.log()
+        },
     }
     .survives_each_failure();
-    assert!(reached > 20, "{reached}");
+    assert!(reached > 10, "{reached}");
     assert_eq!(store.server(), server, "another server serves: {}", store.log());
+}
+
+/// The server starts threads for a crowd of clients, and ends them when they have had nothing to do for a while.
+#[test]
+fn the_server_stays_when_a_crowd_has_left() {
+    let store = Store::start();
+    let server = store.server();
+    for round in 0..2 {
+        std::thread::scope(|scope| {
+            for client in 0..64 {
+                let store = &store;
+                scope.spawn(move || (0..3).for_each(|_| drop(exchange(&store.path(), round * 64 + client))));
+            }
+        });
+        // A thread waits for a second before it ends.
+        std::thread::sleep(std::time::Duration::from_millis(2500));
+        assert_eq!(store.server(), server, "another server serves: {}", store.log());
+    }
 }
 
 /// The server dies, and its supervisor cannot start another one at first.
