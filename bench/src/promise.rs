@@ -52,8 +52,8 @@ impl TryFrom<String> for Bound {
             return fail("bounds nothing: the number must be above 0");
         }
         let unit = rest[end..].trim();
-        if !["x", "%", "ns", "us", "ms", "1/s"].contains(&unit) {
-            return fail("has none of the units x, %, ns, us, ms, 1/s");
+        if !["x", "%", "ns", "us", "ms", "1/s", "KiB"].contains(&unit) {
+            return fail("has none of the units x, %, ns, us, ms, 1/s, KiB");
         }
         Ok(Self { at_least, value, unit: unit.to_owned() })
     }

@@ -22,7 +22,7 @@ pub struct Record {
     pub bench: String,
     /// What was done, for instance `64MiB/4k/100 pages`.
     pub case: String,
-    /// What `ours` and `rival` count: `ns`, `us`, `ms`, `MiB` (less is better), `1/s`, `%` or `1` (more is better).
+    /// What `ours` and `rival` count: `ns`, `us`, `ms`, `KiB`, `MiB` (less is better), `1/s`, `%` or `1` (more is better).
     pub unit: String,
     /// The median of our values, one per round.
     pub ours: f64,

@@ -57,6 +57,11 @@ impl Warm {
         Ok(warm)
     }
 
+    /// Returns the path of the server's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
     /// Asks for the server's health.
     pub fn health(&self) -> Result<Health> {
         self.client.health().context("asking the server how it is")

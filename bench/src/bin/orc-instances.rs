@@ -1,0 +1,233 @@
+//! `make bench B=orc-instances`: many instances of SQLite in one process.
+//!
+//! The library is built twice from one source: plainly, and with the pass that moves its state to compartment-local storage.
+//! What an instance takes and what making one takes is compared with dlmopen(3), which loads the library and the C library
+//! again until it has no more namespaces, and with a forked process each; each number of copies is measured in a process
+//! that had none before. What a call takes is compared with the plain library, which has all databases in one state. Times
+//! are of the processor.
+
+use std::ffi::CString;
+use std::hint::black_box;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use orrery_bench::instances::fresh::{self, Taken, Way};
+use orrery_bench::instances::sqlite::{Sqlite, Statement};
+use orrery_bench::report::{Record, Report};
+use orrery_bench::{Options, Skipped};
+use orrery_orc_instance::{Instance, Library};
+use orrery_sys::scheduling::thread_cpu_time;
+use orrery_testing::cls;
+
+const BENCH: &str = "orc-instances";
+/// How many instances there are at a time.
+const COUNTS: [usize; 4] = [1, 100, 1000, 10_000];
+/// How many processes there are at a time.
+const PROCESSES: usize = 20;
+/// Databases among which calls go round.
+const DATABASES: usize = 500;
+
+struct Bench {
+    report: Report,
+    rounds: usize,
+    options: Options,
+}
+
+impl Bench {
+    fn record(&mut self, case: &str, unit: &str, rival: &str, pairs: Vec<(f64, f64)>) {
+        if !pairs.is_empty() && self.options.chosen(case) {
+            self.report.records.push(Record::new(BENCH, case, unit, rival, pairs, unit == "1"));
+        }
+    }
+
+    /// What one of many takes: of `ours` as instances, of `theirs` in another way.
+    fn taken(&mut self, library: &str, ours: &Path, theirs: &Path, way: Way) {
+        // A process each is made here as often as is needed for its value, which does not depend on the number.
+        let rivals = if way == Way::Processes { PROCESSES } else { COUNTS[3] };
+        let rival = way.to_string();
+        let most = format!("{library}/copies in a process");
+        let mut counts = Vec::new();
+        for count in COUNTS {
+            let case = |what: &str| format!("{library}/{count}/{what}");
+            if !["memory of each", "create", "destroy"].iter().any(|what| self.options.chosen(&case(what)))
+                && !self.options.chosen(&most)
+            {
+                continue;
+            }
+            let mut pairs: [Vec<(f64, f64)>; 3] = Default::default();
+            for _ in 0..self.rounds {
+                let other = fresh::measure(way, rivals, theirs);
+                let Some(other): Option<Taken> = self.report.present(&rival, other) else { return };
+                let own = fresh::measure(Way::Instances, count, ours);
+                let Some(own): Option<Taken> = self.report.present("instances", own) else { return };
+                pairs[0].push((own.kib, other.kib));
+                pairs[1].push((own.create, other.create));
+                pairs[2].push((own.destroy, other.destroy));
+                if count == COUNTS[3] {
+                    counts.push((own.count, other.count));
+                }
+            }
+            let [memory, create, destroy] = pairs;
+            self.record(&case("memory of each"), "KiB", &rival, memory);
+            self.record(&case("create"), "us", &rival, create);
+            self.record(&case("destroy"), "us", &rival, destroy);
+        }
+        if way == Way::Namespaces {
+            if let Some((_, last)) = counts.last() {
+                println!("{library}: dlmopen stops after {last} namespaces in this process");
+            }
+            self.record(&most, "1", &rival, counts);
+        }
+    }
+}
+
+fn nanoseconds(since: u64, count: usize) -> f64 {
+    (thread_cpu_time() - since) as f64 / count as f64
+}
+
+/// Nanoseconds of a call, over databases in turn.
+fn calls(count: usize, mut call: impl FnMut(usize)) -> f64 {
+    const CALLS: usize = 100_000;
+    (0..count).for_each(&mut call);
+    let begin = thread_cpu_time();
+    for _ in 0..CALLS / count {
+        (0..count).for_each(&mut call);
+    }
+    nanoseconds(begin, CALLS / count * count)
+}
+
+/// Entering and leaving, by the guard of Rust and without one as C does it, beside a call that reads a variable.
+fn switches(bench: &mut Bench, instance: &mut Instance, theirs: Sqlite) {
+    const COUNT: usize = 4_000_000;
+    let (mut guarded, mut unguarded) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds {
+        let begin = thread_cpu_time();
+        for _ in 0..COUNT {
+            drop(black_box(&mut *instance).enter());
+        }
+        let ours = nanoseconds(begin, COUNT);
+        let begin = thread_cpu_time();
+        for _ in 0..COUNT {
+            let instance = black_box(&*instance);
+            // SAFETY: the instance lives, and this thread leaves it.
+            drop(unsafe { instance.enter_unguarded() }.and_then(|()| instance.leave()));
+        }
+        let ours_unguarded = nanoseconds(begin, COUNT);
+        let begin = thread_cpu_time();
+        for _ in 0..COUNT {
+            // SAFETY: a function without arguments.
+            black_box(unsafe { (theirs.memory_used)() });
+        }
+        let call = nanoseconds(begin, COUNT);
+        guarded.push((ours, call));
+        unguarded.push((ours_unguarded, call));
+    }
+    bench.record("enter and leave", "ns", "a call of sqlite3_memory_used", guarded);
+    bench.record("enter and leave, unguarded", "ns", "a call of sqlite3_memory_used", unguarded);
+}
+
+/// Resetting an instance that has a database, beside what has the same effect otherwise.
+fn resets(bench: &mut Bench, library: &Library, instance: &mut Instance, ours: Sqlite) -> Result<()> {
+    const COUNT: usize = 500;
+    let mut pairs = Vec::new();
+    for _ in 0..bench.rounds {
+        let begin = thread_cpu_time();
+        for _ in 0..COUNT {
+            instance.enter()?.run(|| ours.open())?;
+            instance.reset()?;
+        }
+        let reset = nanoseconds(begin, COUNT) / 1e3;
+        let begin = thread_cpu_time();
+        for _ in 0..COUNT {
+            let mut other = library.create()?;
+            other.enter()?.run(|| ours.open())?;
+            drop(other);
+        }
+        pairs.push((reset, nanoseconds(begin, COUNT) / 1e3));
+    }
+    bench.record("sqlite/open a database and reset", "us", "create, open and destroy", pairs);
+    Ok(())
+}
+
+/// Calls over many instances, and in one, beside the plain library.
+fn throughput(bench: &mut Bench, library: &Library, ours: Sqlite, theirs: Sqlite) -> Result<()> {
+    let mut entered: Vec<(Instance, Statement)> = Vec::new();
+    let mut statements = Vec::new();
+    for _ in 0..DATABASES {
+        let mut instance = library.create()?;
+        let statement = instance.enter()?.run(|| ours.prepared())?;
+        entered.push((instance, statement));
+        statements.push(theirs.prepared()?);
+    }
+    let (mut many, mut one) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds * 3 {
+        // SAFETY: the statements are prepared.
+        let mut plain = |at: usize| unsafe { theirs.row(statements[at]) };
+        let mut call = |at: usize| {
+            let (instance, statement) = &mut entered[at];
+            if let Ok(guard) = instance.enter() {
+                // SAFETY: the statement is prepared, in this instance.
+                unsafe { ours.row(*statement) };
+                drop(guard);
+            }
+        };
+        let all = calls(DATABASES, &mut call);
+        many.push((all, calls(DATABASES, &mut plain)));
+        let single = calls(1, &mut call);
+        one.push((single, calls(1, &mut plain)));
+    }
+    bench.record("sqlite/a row, over 500 instances", "ns", "500 databases in one library", many);
+    bench.record("sqlite/a row, in one instance", "ns", "plain", one);
+
+    let mut pairs = Vec::new();
+    for _ in 0..bench.rounds * 3 {
+        let begin = thread_cpu_time();
+        entered[0].0.enter()?.run(|| ours.work())?;
+        let own = nanoseconds(begin, 1_000_000);
+        let begin = thread_cpu_time();
+        theirs.work()?;
+        pairs.push((own, nanoseconds(begin, 1_000_000)));
+    }
+    bench.record("sqlite/work of all kinds", "ms", "plain", pairs);
+    Ok(())
+}
+
+fn main() -> Result<ExitCode> {
+    if fresh::serve()? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let options = Options::from_command_line(
+        "Many instances of SQLite beside namespaces, processes and one plain library",
+    );
+    options.pin()?.bind()?;
+    let rounds = if options.quick() { 3 } else { 11 };
+    let mut bench = Bench { report: Report::default(), rounds, options };
+    let (Some(with_pass), Some(plain)) = (cls::sqlite("-O2", true), cls::sqlite("-O2", false)) else {
+        bench.report.absent("instances", &Skipped("there is no LLVM for the pass".to_owned()).into());
+        return bench.report.finish(BENCH, false);
+    };
+    let path = CString::new(plain.as_os_str().as_bytes())?;
+    // SAFETY: loading a library that has no constructors.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    ensure!(!handle.is_null(), "cannot load the plain library");
+    // SAFETY: the library is SQLite, and stays loaded.
+    let theirs = unsafe { Sqlite::of_handle(handle) }?;
+    let library = Library::load(&with_pass)?;
+    let ours = Sqlite::of_instances(&library)?;
+    let (bytes, words) = (library.state_len(), library.relocations());
+    println!("sqlite: {bytes} bytes of state, {words} of its words are addresses in it");
+
+    let mut instance = library.create()?;
+    switches(&mut bench, &mut instance, theirs);
+    resets(&mut bench, &library, &mut instance, ours)?;
+    throughput(&mut bench, &library, ours, theirs)?;
+    bench.taken("sqlite", &with_pass, &plain, Way::Namespaces);
+    bench.taken("sqlite", &with_pass, &plain, Way::Processes);
+    if let (Some(with_pass), Some(plain)) = (cls::lua("-O2", true), cls::lua("-O2", false)) {
+        bench.taken("lua", &with_pass, &plain, Way::Processes);
+    }
+    let whole = bench.options.all();
+    bench.report.finish(BENCH, whole)
+}

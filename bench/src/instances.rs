@@ -1,0 +1,4 @@
+//! Many instances of one library, and what does the same otherwise.
+
+pub mod fresh;
+pub mod sqlite;
