@@ -9,13 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ORRERY_CLS_VERSION 1
+#define ORRERY_CLS_VERSION 2
 
-/* The words of a thread. The pass reads the first. */
+/*
+ * The words of a thread. The pass reads the first, which alone changes where a thread enters or leaves an instance: what else
+ * is known of the instance is found by it.
+ */
 struct orrery_cls_thread {
-    intptr_t delta; /* from the library's own state to that of the current instance */
-    char *block;    /* the thread-local variables in the current instance; null: look them up */
-    void *instance; /* the loader's: the current instance */
+    intptr_t delta;                  /* from the library's own state to that of the current instance */
+    char *block;                     /* the thread-local variables that were found last, or null */
+    intptr_t block_delta;            /* the instance whose variables they are */
     struct orrery_cls_block *blocks; /* this thread's thread-local variables in all instances */
 };
 

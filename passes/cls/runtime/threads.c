@@ -30,8 +30,8 @@ static pthread_mutex_t lock SHARED;
 static pthread_key_t key SHARED;
 static int has_key SHARED;
 
-/* Whether the library made the calling thread: others may end in an instance that they did not leave. */
-static __thread int started __attribute__((tls_model("initial-exec")));
+/* The instance in which the library made the calling thread; null in threads that others made. */
+static __thread void *made_in __attribute__((tls_model("initial-exec")));
 
 static void fatal(const char *text) {
     fprintf(stderr, "orrery: %s\n", text);
@@ -62,8 +62,15 @@ static void unlink_of_thread(struct orrery_cls_block *block) {
     while (*at != block)
         at = &(*at)->next_of_thread;
     *at = block->next_of_thread;
-    if (block->thread->block == block->bytes)
-        block->thread->block = NULL;
+    /* The thread itself may find another block meanwhile; then it looks that up once more. */
+    if (__atomic_load_n(&block->thread->block, __ATOMIC_RELAXED) == block->bytes)
+        __atomic_store_n(&block->thread->block, NULL, __ATOMIC_RELAXED);
+}
+
+/* What the calling thread uses from now on in the instance that it is in. */
+static void use_block(const struct orrery_cls_block *block) {
+    __orrery_cls_thread.block_delta = block->delta;
+    __atomic_store_n(&__orrery_cls_thread.block, block->bytes, __ATOMIC_RELAXED);
 }
 
 static void drop(struct orrery_cls_block *block) {
@@ -82,7 +89,7 @@ static void thread_ends(void *words) {
         if (!block)
             break;
         thread->delta = block->delta;
-        thread->block = block->bytes;
+        use_block(block);
         orrery_cls_run(&block->exits);
         pthread_mutex_lock(&lock);
         struct orrery_cls_block **at = &own()->blocks;
@@ -94,9 +101,8 @@ static void thread_ends(void *words) {
         drop(block);
     }
     thread->delta = delta;
-    thread->block = NULL;
-    if (started && thread->instance)
-        orrery_cls_host->thread_ends(thread->instance, thread);
+    if (made_in)
+        orrery_cls_host->thread_ends(made_in, thread);
 }
 
 HIDDEN int orrery_cls_watch_thread(void) {
@@ -120,7 +126,7 @@ static struct orrery_cls_block *current_block(void) {
         block = block->next_of_thread;
     pthread_mutex_unlock(&lock);
     if (block) {
-        thread->block = block->bytes;
+        use_block(block);
         return block;
     }
     size_t size = (size_t)(__stop_orrery_cls_tls - __start_orrery_cls_tls);
@@ -138,24 +144,25 @@ static struct orrery_cls_block *current_block(void) {
     block->next_of_instance = own()->blocks;
     own()->blocks = block;
     pthread_mutex_unlock(&lock);
-    thread->block = block->bytes;
+    use_block(block);
     return block;
 }
 
 /* What the pass adds the offset of a thread-local variable to. */
 HIDDEN char *__orrery_cls_thread_block(void) {
-    char *block = __orrery_cls_thread.block;
-    return __builtin_expect(block != NULL, 1) ? block : current_block()->bytes;
+    const struct orrery_cls_thread *thread = &__orrery_cls_thread;
+    char *block = __atomic_load_n(&thread->block, __ATOMIC_RELAXED);
+    int current = block && thread->block_delta == thread->delta;
+    return __builtin_expect(current, 1) ? block : current_block()->bytes;
 }
 
 /* At the end of an instance: destructors of all threads' variables, here. No thread is in the instance any more. */
 HIDDEN void orrery_cls_end_blocks(void) {
-    char *before = __orrery_cls_thread.block;
     for (struct orrery_cls_block *block = own()->blocks; block; block = block->next_of_instance) {
-        __orrery_cls_thread.block = block->bytes;
+        use_block(block);
         orrery_cls_run(&block->exits);
     }
-    __orrery_cls_thread.block = before;
+    __atomic_store_n(&__orrery_cls_thread.block, NULL, __ATOMIC_RELAXED);
 }
 
 HIDDEN void orrery_cls_forget(void) {
@@ -192,15 +199,15 @@ HIDDEN int __orrery_cls_cxa_thread_atexit(void (*function)(void *), void *argume
 struct start {
     void *(*function)(void *);
     void *argument;
-    struct orrery_cls_thread words;
+    void *instance;
+    intptr_t delta;
 };
 
 static void *run(void *of) {
     struct start start = *(struct start *)of;
     free(of);
-    started = 1;
-    __orrery_cls_thread.delta = start.words.delta;
-    __orrery_cls_thread.instance = start.words.instance;
+    made_in = start.instance;
+    __orrery_cls_thread.delta = start.delta;
     if (orrery_cls_watch_thread())
         fatal("no memory for a thread of an instance");
     return start.function(start.argument);
@@ -214,8 +221,8 @@ HIDDEN int __orrery_cls_pthread_create(pthread_t *thread, const pthread_attr_t *
     struct start *start = malloc(sizeof *start);
     if (!start)
         return EAGAIN;
-    *start = (struct start){function, argument, __orrery_cls_thread};
     void *instance = own()->instance;
+    *start = (struct start){function, argument, instance, __orrery_cls_thread.delta};
     orrery_cls_host->thread_starts(instance);
     int failed = pthread_create(thread, attributes, run, start);
     if (failed) {
