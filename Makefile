@@ -23,8 +23,11 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
+# Set if `make run` shows instances of SQLite: named by D, or with all the rest.
+SHOWS_INSTANCES = $(filter instances,$(or $(D),instances))
+
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap run build install uninstall deb rpm image dist test fuzz check bench bench-known bench-build compare promises docs soak fmt clean
+.PHONY: help bootstrap bootstrap-run run build install uninstall deb rpm image dist test fuzz check bench bench-known bench-build compare promises docs soak fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,17 +37,21 @@ help: ## this list
 bootstrap: ## install what is missing to build Orrery
 	@scripts/bootstrap
 
-run: ## build what it shows, then show all five systems at work, a screen each: D='NAME ...' for some
-	@scripts/bootstrap --only run
+run: bootstrap-run ## build what it shows, then show all five systems at work, a screen each: D='NAME ...' for some
 	@# A pair of machines is shown where QEMU is; elsewhere the tour names what it lacks.
-	$(CARGO) build --release --locked -p orrery-cli -p orrery-manager -p orrery-warm $(if $(shell command -v qemu-system-x86_64),-p orrery-orthros-guest)
-	@$(TARGET)/release/orrery demo $(D)
+	$(CARGO) build --release --locked -p orrery-cli -p orrery-manager -p orrery-warm $(if $(SHOWS_INSTANCES),$(if $(CLS_LLVM),-p orrery-capi)) $(if $(shell command -v qemu-system-x86_64),-p orrery-orthros-guest)
+	@$(if $(filter-out instances,$(or $(D),all)),$(TARGET)/release/orrery demo $(filter-out instances,$(D)))
 	@$(if $(D),,$(TARGET)/release/orrery manager demo)
+	@$(if $(SHOWS_INSTANCES),$(if $(CLS_LLVM),$(MAKE) --no-print-directory -s -C examples/instances run,echo 'SKIPPED: instances: there is no clang of 14 to 19 with the headers of LLVM'))
 
 # What is installed is built by who may build, and installed by who may install: `make build && sudo make install`.
 BUILD := $(TARGET)/dist
 INSTALLED := -p orrery-cli -p orrery-capi -p orrery-manager -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload -p orrery-signer
 export PREFIX DESTDIR BINDIR LIBEXECDIR MODULEDIR LIBDIR INCLUDEDIR DATADIR MANDIR UNITDIR
+
+# What is looked for when a recipe is read has to be there before it is.
+bootstrap-run:
+	@scripts/bootstrap --only run
 
 build: bootstrap ## build what `make install` installs
 	$(CARGO) build --profile dist --locked $(INSTALLED)

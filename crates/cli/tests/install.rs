@@ -32,6 +32,33 @@ int main(void)
 }
 "#;
 
+/// A library whose state is a counter, and a program that calls it in two instances.
+const COUNTER: &str = "static int count;\nint next(void);\nint next(void) { return ++count; }\n";
+const INSTANCES: &str = r#"
+#include <orrery/instance.h>
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+	struct orrery_instance_library *library = orrery_instance_load(argv[argc - 1], NULL);
+	struct orrery_instance *one, *two;
+
+	if (!library || !(one = orrery_instance_create(library)) || !(two = orrery_instance_create(library))) {
+		fprintf(stderr, "%s\n", orrery_last_error());
+		return 1;
+	}
+	int (*next)(void) = (int (*)(void))orrery_instance_symbol(library, "next");
+	orrery_instance_enter(one);
+	next();
+	int first = next();
+	orrery_instance_leave(one);
+	orrery_instance_enter(two);
+	printf("%d %d\n", first, next());
+	orrery_instance_leave(two);
+	return 0;
+}
+"#;
+
 struct Installed {
     _directory: tempfile::TempDir,
     /// Below it lies everything.
@@ -173,6 +200,39 @@ fn projects_of_all_kinds_find_the_library() {
         installed.finds(Command::new("meson").args(["setup", "meson"]));
         installed.finds(Command::new("meson").args(["compile", "-C", "meson"]));
         installed.works("meson/user");
+    }
+}
+
+#[test]
+fn the_installed_compiler_makes_libraries_that_have_instances() {
+    let installed = Installed::shared();
+    let compiler = installed.prefix.join("bin/orrery-cc");
+    if !compiler.exists() {
+        orrery_testing::skipped!("there is no LLVM of 14 to 19 with headers");
+        return;
+    }
+    let Some(version) = orrery_testing::cls::version() else {
+        orrery_testing::skipped!("there is no clang of 14 to 19 with the headers of LLVM");
+        return;
+    };
+    fs::write(installed.project.join("counter.c"), COUNTER).unwrap();
+    fs::write(installed.project.join("instances.c"), INSTANCES).unwrap();
+    let clang = format!("clang-{version}");
+    let build = "-O2 -fPIC -shared counter.c -o libcounter.so";
+    succeed(
+        Command::new(compiler)
+            .args(build.split(' '))
+            .current_dir(&installed.project)
+            .env("ORRERY_CLANG", clang)
+            .env_remove("ORRERY_CLS_LIB"),
+    );
+    let build = "cc -Wall -Wextra -Werror instances.c -o instances $(pkg-config --cflags --libs orrery)";
+    installed.finds(Command::new("sh").args(["-ec", build]));
+    let mut program = Command::new(installed.project.join("instances"));
+    program.arg(installed.project.join("libcounter.so")).env("LD_LIBRARY_PATH", installed.prefix.join("lib"));
+    assert_eq!(succeed(&mut program), "2 1\n");
+    for page in ["orrery-cc.1", "orrery-c++.1"] {
+        assert!(installed.prefix.join("share/man/man1").join(page).is_file(), "{page}");
     }
 }
 
