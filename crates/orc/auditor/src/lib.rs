@@ -23,8 +23,9 @@ const MULTIARCH: &str =
     if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu" } else { "lib/x86_64-linux-gnu" };
 /// The same on Debian, Fedora and Arch Linux.
 const LIBRARY_DIRECTORIES: [&str; 3] = [MULTIARCH, "lib64", "lib"];
-/// The same in 32-bit programs; Fedora's is the name that is Arch Linux' for others.
-const LIBRARY_DIRECTORY_32: &str = "lib/i386-linux-gnu";
+/// The same in 32-bit programs: of Debian's i386 packages, and of those that Debian has for other processors, as Arch Linux. Fedora's is the
+/// name that is Arch Linux' for 64 bits.
+const LIBRARY_DIRECTORIES_32: [&str; 2] = ["lib/i386-linux-gnu", "lib32"];
 
 /// Where it lies in a directory that is used for this alone: others may not see what else is there.
 const DIRECTORY: &str = "auditor";
@@ -83,8 +84,10 @@ fn put(directory: &Path) -> io::Result<PathBuf> {
         put_file(&directory.join(name), BYTES)?;
     }
     if !STUB.is_empty() {
-        make_directory(&directory.join(LIBRARY_DIRECTORY_32))?;
-        put_file(&directory.join(LIBRARY_DIRECTORY_32), STUB)?;
+        for name in LIBRARY_DIRECTORIES_32 {
+            make_directory(&directory.join(name))?;
+            put_file(&directory.join(name), STUB)?;
+        }
     }
     put_file(directory, BYTES)
 }
