@@ -374,7 +374,9 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     // One that falls silent leaves its QEMU as it was: it is missed because it does not answer.
     up.say("crash backup hang");
     let died = up.expect("backup died")["text"].as_str().unwrap().to_owned();
-    assert!(died.contains("guest4: its processor 0 has been silent for 15 s"), "{died}");
+    // Which of both is noticed first depends on how busy the host is.
+    let silent = ["its processor 0 has been silent for 15 s", "it has not answered for 15 s"];
+    assert!(silent.iter().any(|how| died.contains(&format!("guest4: {how}"))), "{died}");
     up.expect("renewed");
     let fourth = backup_of(&mut up);
     assert_ne!(third, fourth);

@@ -3,14 +3,38 @@
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use orrery_orthros_host::Network;
+use orrery_orthros_host::{Network, Pair};
 
 const PORT: u16 = 6379;
 /// How long anything may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long after a reply redis may write its log: it waits while the disk is busy with what it wrote before.
+const LOG_DELAY: Duration = Duration::from_secs(10);
+
+/// Waits until redis has logged so many counts, by a command that counts them in the guest.
+///
+/// # Errors
+/// It has logged another number of them.
+pub(super) fn expect_logged(pair: &mut Pair, command: &str, counted: u64) -> Result<()> {
+    let deadline = Instant::now() + LOG_DELAY;
+    loop {
+        let logged = pair.run(&["sh", "-c", command])?;
+        let logged: u64 = logged.trim().parse().with_context(|| format!("redis' log holds {logged:?}"))?;
+        if logged == counted {
+            return Ok(());
+        }
+        ensure!(
+            logged < counted && Instant::now() < deadline,
+            "clients counted {counted}, and redis logged {logged}"
+        );
+        thread::sleep(LOG_DELAY / 50);
+    }
+}
 
 /// The client. Its thread must be in the service's network.
 pub(super) struct Counter {

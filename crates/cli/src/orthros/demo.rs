@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use orrery_orthros_host::{DiskConfig, DiskSource, Fault, Pair, PairConfig, Service, cache};
 
-use super::counter::{Counter, PATIENCE};
+use super::counter::{Counter, PATIENCE, expect_logged};
 use super::place::Place;
 use super::{Common, Story};
 
@@ -87,8 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
         }
     }
-    let logged = pair.run(&["sh", "-c", COUNTS])?;
-    ensure!(logged.trim() == counter.last().to_string(), "redis' log holds {} counts", logged.trim());
+    expect_logged(&mut pair, COUNTS, counter.last())?;
     story.tell("logged", None, format!("redis' log on its disk holds all {} counts", counter.last()))?;
     pair.stop()?;
     story.tell(

@@ -24,7 +24,7 @@ use clap::Args;
 use orrery_orthros_host::{Cause, DiskConfig, DiskSource, Error, Fault, Pair, PairConfig, Service, cache};
 use serde::{Deserialize, Serialize};
 
-use super::counter::{Counter, PATIENCE};
+use super::counter::{Counter, PATIENCE, expect_logged};
 use super::place::Place;
 use super::{Common, Story};
 
@@ -413,12 +413,7 @@ impl Scene {
         for index in 0..self.clients.len() {
             counted += self.clients[index].end().map_err(|error| self.explain(index, error))?;
         }
-        let logged = self.pair.run(&["sh", "-c", COUNTS])?;
-        ensure!(
-            logged.trim() == counted.to_string(),
-            "clients counted {counted}, and redis logged {}",
-            logged.trim()
-        );
+        expect_logged(&mut self.pair, COUNTS, counted)?;
         Ok(self.pair.stop()?)
     }
 }

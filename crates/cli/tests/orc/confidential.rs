@@ -80,7 +80,7 @@ impl House {
     /// What everybody may open.
     fn is_public(&self, path: &Path) -> bool {
         // The auditor lies there, once more for each name that loaders have for its directory.
-        let auditors = ["lib", "lib64"].map(|name| self.store.path().join(name));
+        let auditors = ["lib", "lib32", "lib64"].map(|name| self.store.path().join(name));
         [self.store.path(), self.room.path(), &self.store.path().join("liborrery-orc.so")].contains(&path)
             || auditors.iter().any(|directory| path.starts_with(directory))
     }
