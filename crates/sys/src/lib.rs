@@ -2,8 +2,8 @@
 //!
 //! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
 //! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
-//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with four
-//! exceptions: [`capability`], [`cgroups`], which reads tables, [`scm::receive`], if descriptors arrive, and the building of filters in
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with five
+//! exceptions: [`capability`], [`cgroups`] and [`processes`], which read tables, [`scm::receive`], if descriptors arrive, and the building of filters in
 //! [`seccomp`].
 //!
 //! | what | where |
@@ -12,6 +12,7 @@
 //! | what is mapped | [`maps`]; [`mapwatch`] notices changes without a system call |
 //! | a process' memory or descriptors as they were | [`memory_copy`], [`fd_table_copy`], [`kcmp`] |
 //! | the memory and threads of other processes | [`process_memory`], [`ptrace`] |
+//! | who other processes are, and where they listen | [`processes`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | who is at the other end of a socket | [`peer`] |
 //! | who owns a user namespace | [`namespaces`] |
@@ -46,6 +47,7 @@ pub mod pagemap;
 pub mod peer;
 pub mod process;
 pub mod process_memory;
+pub mod processes;
 pub mod programs;
 pub mod ptrace;
 pub mod rseq;
