@@ -31,6 +31,16 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// The version of the JSON; it grows when a key changes its meaning or goes.
+const SCHEMA: u32 = 1;
+
+/// The report for programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    orbits: &'a [Row],
+}
+
 /// One orbit, as it is shown.
 #[derive(Serialize)]
 struct Row {
@@ -74,7 +84,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut before = Before::new();
     loop {
         let rows = rows(arguments.pid, &mut before)?;
-        let mut text = if arguments.json { serde_json::to_string(&rows)? } else { table(&rows) };
+        let mut text = if arguments.json {
+            serde_json::to_string(&Report { schema: SCHEMA, orbits: &rows })?
+        } else {
+            table(&rows)
+        };
         if arguments.watch && !arguments.json {
             // Home, clear to the end.
             text.insert_str(0, "\x1b[H\x1b[J");
@@ -123,7 +137,7 @@ fn row(pid: u32, found: Found, before: &mut Before) -> Row {
         pid,
         program: command(u64::from(pid)).unwrap_or_default(),
         orbit_pid: seen.domain,
-        state: state(seen.domain_state(), seen.queued(), seen.domain),
+        state: state(seen.domain_state(), seen.queued(), own_memory(seen.domain).is_some()),
         calls: seen.calls,
         calls_per_second: if seconds > 0.0 { calls as f64 / seconds } else { 0.0 },
         returned: seen.returned,
@@ -146,12 +160,12 @@ fn row(pid: u32, found: Found, before: &mut Before) -> Row {
     }
 }
 
-/// The state that main last noted, corrected by what the kernel knows.
-fn state(noted: Option<DomainState>, queued: u64, domain: u64) -> &'static str {
+/// Returns the state that main last noted, corrected by whether the kernel has the domain's process.
+pub(crate) fn state(noted: Option<DomainState>, queued: u64, is_there: bool) -> &'static str {
     match noted {
         Some(DomainState::Restarting) => "restarting",
         Some(DomainState::Dead) => "dead",
-        _ if own_memory(domain).is_none() => "died",
+        _ if !is_there => "died",
         _ if queued > 0 => "busy",
         _ => "idle",
     }
@@ -161,8 +175,8 @@ fn command(pid: u64) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned())
 }
 
-/// Bytes of memory that a process shares with nobody; `None` where it is gone (proc_pid_status(5)).
-fn own_memory(pid: u64) -> Option<u64> {
+/// Returns the bytes of memory that a process shares with no other; `None` where it is gone (proc_pid_status(5)).
+pub(crate) fn own_memory(pid: u64) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

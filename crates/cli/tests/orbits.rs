@@ -20,7 +20,8 @@ fn text(output: &Output) -> String {
 }
 
 fn find(rows: &Value, name: &str) -> Value {
-    let all = rows.as_array().unwrap();
+    assert_eq!(rows["schema"], 1);
+    let all = rows["orbits"].as_array().unwrap();
     all.iter().find(|row| row["orbit"] == name).unwrap_or_else(|| panic!("{name} in {rows}")).clone()
 }
 
@@ -68,7 +69,7 @@ fn orbits_are_shown() {
     watch.wait().unwrap();
     drop(orbit);
     let rows: Value = serde_json::from_str(&text(&orbits(&[&own, "--json"]).output().unwrap())).unwrap();
-    assert!(rows.as_array().unwrap().iter().all(|row| row["orbit"] != "shown"), "{rows}");
+    assert!(rows["orbits"].as_array().unwrap().iter().all(|row| row["orbit"] != "shown"), "{rows}");
 }
 
 #[test]

@@ -46,7 +46,7 @@ class Orbit:
 def statistics(pid: Optional[int] = None) -> list[Orbit]:
     """Returns the orbits of a process, or of all processes that may be inspected."""
     arguments = ["orbits", "--json"] if pid is None else ["orbits", "--json", str(pid)]
-    rows: list[dict[str, Any]] = json.loads(output_of("list", arguments))
+    rows: list[dict[str, Any]] = json.loads(output_of("list", arguments))["orbits"]
     # A newer command may have more columns.
     names = [each.name for each in fields(Orbit)]
     return [Orbit(**{name: row[name] for name in names}) for row in rows]

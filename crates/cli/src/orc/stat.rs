@@ -42,8 +42,12 @@ pub(super) struct Arguments {
     json: bool,
 }
 
+/// The version of the JSON; it grows when a key changes its meaning or goes.
+const SCHEMA: u32 = 1;
+
 #[derive(Serialize)]
 struct Look {
+    schema: u32,
     #[serde(flatten)]
     measured: Measurement,
     #[serde(flatten)]
@@ -63,7 +67,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     loop {
         let report = client.report()?;
         let measured = measure(&report).context("read /proc")?;
-        let look = Look { measured, report };
+        let look = Look { schema: SCHEMA, measured, report };
         let mut text =
             if arguments.json { serde_json::to_string(&look)? } else { tables(&look, arguments.objects) };
         if arguments.watch && !arguments.json {

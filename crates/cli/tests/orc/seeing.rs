@@ -63,6 +63,7 @@ fn what_is_shared_is_counted() {
         programs.map(|program| program["processes"].as_u64().unwrap()).sum::<u64>()
     };
     let look = (0..50).map(|_| stat()).find(|look| processes(look) == 1).unwrap();
+    assert_eq!(look["schema"], 1);
     let domain = &look["trust_domains"].as_object().unwrap().values().next().unwrap();
     assert_eq!((&domain["objects"], &domain["stored"]), (&1.into(), &(1 << 20).into()));
     assert_eq!((&domain["mapped"], &domain["saved"]), (&(2 << 20).into(), &(1 << 20).into()));
