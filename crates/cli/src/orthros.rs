@@ -9,6 +9,8 @@ mod remote;
 mod soak;
 mod up;
 
+pub(crate) use self::remote::{SOCKET, status_at};
+
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -172,6 +174,10 @@ impl Story {
         if let Some(mut listener) = self.listener.as_ref() {
             // Whoever went away in between is not waited for.
             let _ = writeln!(listener, "{}", serde_json::to_string(event)?);
+            // `orrery top` asks each second: that is no news for the log of the pair.
+            if event.status.is_some() {
+                return Ok(());
+            }
         }
         let line = if self.json {
             serde_json::to_string(event)?

@@ -1,21 +1,25 @@
 //! Commands to a pair that runs: lines of text over a socket in its directory, answered with events.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orthros_host::Fault;
+use orrery_orthros_host::{Fault, Status};
 use serde_json::Value;
 
-const SOCKET: &str = "commands";
+/// The name of the socket in the directory of a pair.
+pub(crate) const SOCKET: &str = "commands";
 /// What `crash` is followed by where it is the backup that is to die.
 pub(super) const BACKUP: &str = "backup";
 
 /// How long to wait before what failed for want of a resource is tried again.
 const SHORTAGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+/// Bytes of the longest status.
+const LONGEST: u64 = 1 << 20;
 /// How often in a row standard input may fail.
 const MOST_FAILURES: u32 = 50;
 
@@ -141,6 +145,26 @@ pub(crate) struct Crash {
 pub(super) fn crash(arguments: &Crash) -> Result<()> {
     let who = if arguments.backup { format!("{BACKUP} ") } else { String::new() };
     say(&arguments.target, &format!("crash {who}{}", arguments.kind.name()))
+}
+
+/// Returns the status of the pair that listens at a socket, and the process that listens.
+///
+/// # Errors
+/// No pair listens, it ends meanwhile, or it is of another version.
+pub(crate) fn status_at(socket: &Path) -> Result<(Status, Option<u32>)> {
+    let mut stream =
+        UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
+    let peer = orrery_sys::peer::credentials(stream.as_fd()).ok();
+    writeln!(stream, "status").context("cannot send a question to the pair")?;
+    let mut answer = String::new();
+    BufReader::new(stream)
+        .take(LONGEST)
+        .read_line(&mut answer)
+        .context("cannot read the answer of the pair")?;
+    let mut event: Value = serde_json::from_str(&answer).context("cannot read the answer of the pair")?;
+    let status = serde_json::from_value(event["status"].take())
+        .context("cannot read the status of the pair: it is of another version of Orrery")?;
+    Ok((status, peer.and_then(|peer| u32::try_from(peer.pid).ok()).filter(|pid| *pid > 0)))
 }
 
 /// Says a line to the pair, and gives what it answers.

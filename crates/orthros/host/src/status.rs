@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use orrery_orthros_wire::ServiceExit;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One of the machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Role {
     /// Its name.
     pub name: String,
@@ -18,7 +18,7 @@ pub struct Role {
 }
 
 /// What it would take to rebuild a service, in MiB of the backup's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryEstimate {
     /// What the service takes as it is now.
     pub required_mib: u64,
@@ -45,7 +45,7 @@ impl fmt::Display for MemoryEstimate {
 }
 
 /// Which machine has the service and which stands by.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The machine with the service.
     pub active: Role,
