@@ -14,6 +14,8 @@ mod orc;
 mod orthros;
 mod pipes;
 mod run;
+mod status;
+mod top;
 mod trace;
 mod units;
 mod vault;
@@ -53,6 +55,8 @@ enum Command {
     Orc(orc::Arguments),
     Orthros(orthros::Arguments),
     Run(run::Arguments),
+    Status(status::Arguments),
+    Top(top::Arguments),
     Trace(trace::Arguments),
     Vault(vault::Arguments),
     Warm(warm::Arguments),
@@ -74,6 +78,8 @@ fn main() -> ExitCode {
         Command::Orc(arguments) => orc::run(&arguments),
         Command::Orthros(arguments) => orthros::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),

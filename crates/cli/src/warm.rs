@@ -129,15 +129,17 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 impl SocketArgument {
     fn path(&self) -> anyhow::Result<PathBuf> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let default = || {
-            variable("ORRERY_WARM").or_else(|| Some(variable("XDG_RUNTIME_DIR")?.join("orrery-warm.socket")))
-        };
         self.socket
             .clone()
-            .or_else(default)
+            .or_else(default_socket)
             .context("no socket: pass --socket or set ORRERY_WARM (XDG_RUNTIME_DIR is unset)")
     }
+}
+
+/// Returns the socket of a server if none is named: `$ORRERY_WARM`, else `$XDG_RUNTIME_DIR/orrery-warm.socket`.
+pub(crate) fn default_socket() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("ORRERY_WARM").or_else(|| Some(variable("XDG_RUNTIME_DIR")?.join("orrery-warm.socket")))
 }
 
 fn serve(arguments: ServeArguments) -> anyhow::Result<()> {

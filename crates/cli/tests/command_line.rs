@@ -38,9 +38,10 @@ fn options_after_the_program_are_the_programs() {
 
 #[test]
 fn help_fits_the_terminal() {
-    for command in
-        ["debug", "doctor", "faults", "guard", "kimage", "orbits", "orc", "orthros", "run", "trace"]
-    {
+    for command in [
+        "debug", "doctor", "faults", "guard", "kimage", "orbits", "orc", "orthros", "run", "status", "top",
+        "trace",
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_orrery"))
             .args([command, "--help"])
             .env("COLUMNS", "80")
