@@ -6,6 +6,14 @@
 //! supervisor does not interpret them. When the server's end of the socket closes, it starts a new server and sends it all
 //! records; clients keep their connections, and receive a message that asks them to repeat what was not answered yet.
 //!
+//! The socket of a server that is killed stays open, and the process is there, as long as one of its threads waits in the kernel for a
+//! client's file that does not answer (FUSE). So the supervisor also looks each second whether the server is ending, and
+//! does not wait for its end without bound. It may start another one meanwhile: SIGKILL is pending for all threads of the old one,
+//! so none of them runs a program's instruction any more, and none receives or sends a message. What the old process still has open are
+//! copies of descriptors that the supervisor has as well: the next server accepts at the same listening sockets, reads from the same
+//! connections, and shuts a connection down rather than closing it alone, so that its client notices the end. What is not shared,
+//! as an unfinished copy of a file, no other process has. The locks of the sockets' directories are released when the store stops.
+//!
 //! When the supervisor dies, the server starts a new one and stores everything there. The store ends only if both die at
 //! once, or the server before it has stored everything with a new supervisor. Even then no program loses a page: mappings
 //! need neither process.
@@ -13,7 +21,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -30,6 +38,13 @@ const DEATHS_PERIOD: Duration = Duration::from_secs(10);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How long a server that has closed its socket may take to end by itself.
 const ENDING_PAUSE: Duration = Duration::from_millis(2);
+/// How long one that has been asked to stop, and has closed its socket, may take.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one that was killed may take before another one is started.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the supervisor looks whether the server is ending, and at a process for whose end it cannot wait otherwise.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+const WAIT_STEP: Duration = Duration::from_millis(10);
 /// How long the server may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -82,18 +97,42 @@ pub(crate) fn supervise(
                 (socket, Some(child))
             }
         };
-        let ended = receive_records(socket.as_fd(), &mut records, &mut is_complete, stop);
+        let pid = match &child {
+            Some(child) => i32::try_from(child.id()).ok(),
+            // It has made the pair of sockets, and has not been reaped as long as it has its PID.
+            None => orrery_sys::peer::credentials(socket.as_fd()).ok().map(|peer| peer.pid),
+        };
+        let ended = receive_records(socket.as_fd(), &mut records, &mut is_complete, stop, pid);
         if matches!(ended, Ended::StopRequested) {
-            stop_server(socket.as_fd());
+            let has_stopped = stop_server(socket.as_fd());
+            match child.map(|child| end(child, EXIT_TIMEOUT)) {
+                Some(End::Ended(_)) => {}
+                Some(End::StillEnding) => {
+                    report("the server is still ending: a client's file does not answer");
+                    release_all(&records);
+                }
+                None if has_stopped => release_all(&records),
+                None => {}
+            }
+            return Ok(());
+        }
+        let status = child.map(|child| end(child, ENDING_PAUSE));
+        if matches!(ended, Ended::ServerDied) {
+            // The socket of one that is still ending has not been closed.
+            receive_rest(socket.as_fd(), &mut records, &mut is_complete);
         }
         drop(socket);
-        let status = child.map(end);
         let why = match ended {
-            Ended::StopRequested => return Ok(()),
-            Ended::ServerDied => "closed its connection".to_owned(),
+            Ended::StopRequested | Ended::ServerDied => "closed its connection or was killed".to_owned(),
             Ended::Malformed(error) => format!("sent what is no message: {error}"),
         };
-        let status = status.map_or(String::new(), |status| format!("; {status}"));
+        let status = match status {
+            None => String::new(),
+            Some(End::Ended(status)) => format!("; {status}"),
+            Some(End::StillEnding) => {
+                "; it was killed and is still ending: a client's file does not answer".to_owned()
+            }
+        };
         report(&format!("the server {why}{status}; another one is started"));
         if !is_complete {
             return Err(io::Error::other(
@@ -118,16 +157,79 @@ fn report(text: &str) {
     let _ = writeln!(io::stderr(), "orrery orc serve: {text}");
 }
 
-/// Ends a server, which may have closed its socket and still run: there must not be two. Returns how it had ended by itself, if it had.
-fn end(mut server: Child) -> String {
+/// What has become of a server that was ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// It has ended: how.
+    Ended(String),
+    /// It was killed, so that none of its threads runs any more; but one waits in the kernel.
+    StillEnding,
+}
+
+/// Ends a server, which may have closed its socket and still run: there must not be two that run. It may take `pause` to end by itself.
+fn end(mut server: Child, pause: Duration) -> End {
     // One that ends closes its descriptors a moment before it has ended.
-    std::thread::sleep(ENDING_PAUSE);
-    let ended = server.try_wait();
+    if let Some(status) = wait_for(&mut server, pause) {
+        return End::Ended(status.to_string());
+    }
+    let was_ending = i32::try_from(server.id()).is_ok_and(is_ending);
     let _ = server.kill();
-    let _ = server.wait();
-    match ended {
-        Ok(Some(status)) => status.to_string(),
-        _ => "it still ran and was killed".to_owned(),
+    match wait_for(&mut server, KILL_TIMEOUT) {
+        Some(status) if was_ending => End::Ended(status.to_string()),
+        Some(_) => End::Ended("it still ran and was killed".to_owned()),
+        None => {
+            // It must not stay a zombie when the file answers. Without a thread, it does until the supervisor ends.
+            let reaper = std::thread::Builder::new().name("reaper".into());
+            let _ = reaper.spawn(move || server.wait());
+            End::StillEnding
+        }
+    }
+}
+
+/// Waits until a process has ended; returns how, or `None` if it has not within `timeout`.
+fn wait_for(process: &mut Child, timeout: Duration) -> Option<ExitStatus> {
+    let begin = Instant::now();
+    let pid = rustix::process::Pid::from_child(process);
+    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok();
+    loop {
+        if let Ok(Some(status)) = process.try_wait() {
+            return Some(status);
+        }
+        let left = timeout.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())?;
+        let polled = handle.as_ref().and_then(|handle| {
+            let mut waiting = [PollFd::new(handle, PollFlags::IN)];
+            rustix::event::poll(&mut waiting, rustix::time::Timespec::try_from(left).ok().as_ref()).ok()
+        });
+        // Before Linux 5.3, and where there is no memory.
+        if polled.is_none() {
+            std::thread::sleep(left.min(WAIT_STEP));
+        }
+    }
+}
+
+/// Returns whether no thread of a process will ever run again: its first thread has ended or is to be killed, which kills all. The
+/// process has not been reaped, or `pid` may be another's.
+fn is_ending(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    let is_killed = |name| {
+        let pending = field(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+        pending & 1 << (libc::SIGKILL - 1) != 0
+    };
+    field("State").is_some_and(|state| state.starts_with(['Z', 'X']))
+        || is_killed("SigPnd")
+        || is_killed("ShdPnd")
+        || field("CoreDumping") == Some("1")
+}
+
+/// Shuts down all sockets and releases all locks (flock(2)): a process that is still ending has them open, too. Does nothing to other
+/// files.
+fn release_all(records: &Records) {
+    for fd in records.values().filter_map(|(_, fd)| fd.as_ref()) {
+        let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::Unlock);
     }
 }
 
@@ -148,8 +250,8 @@ fn is_stop_requested(stop: Option<BorrowedFd<'_>>, pause: Duration) -> bool {
 }
 
 /// Asks the server to stop, and waits until it has closed the socket. If this side closed it, the server could notice that
-/// before it has read the message, and take the supervisor for dead.
-fn stop_server(link: BorrowedFd<'_>) {
+/// before it has read the message, and take the supervisor for dead. Returns whether it has closed the socket.
+fn stop_server(link: BorrowedFd<'_>) -> bool {
     let begin = Instant::now();
     let mut buffer = Vec::new();
     let mut is_open = send(link, &Message::Stop, None).is_ok();
@@ -160,6 +262,7 @@ fn stop_server(link: BorrowedFd<'_>) {
             is_open = matches!(receive(link, &mut buffer, |_, _| ()), Ok(Some(())));
         }
     }
+    !is_open
 }
 
 fn send_records(link: BorrowedFd<'_>, records: &Records) -> io::Result<()> {
@@ -169,21 +272,24 @@ fn send_records(link: BorrowedFd<'_>, records: &Records) -> io::Result<()> {
     send(link, &Message::End, None)
 }
 
-/// Stores what the server sends, until it is gone or the store is to stop. The records become complete when the server has
-/// sent all that it had.
+/// Stores what the server, which has the PID `pid`, sends until it is gone or ending, or the store is to stop. The records become
+/// complete when the server has sent all that it had.
 fn receive_records(
     link: BorrowedFd<'_>,
     records: &mut Records,
     is_complete: &mut bool,
     stop: Option<BorrowedFd<'_>>,
+    pid: Option<i32>,
 ) -> Ended {
     let mut buffer = Vec::new();
+    let period = rustix::time::Timespec::try_from(LOOK_PERIOD).ok();
     loop {
         let mut waiting = vec![PollFd::from_borrowed_fd(link, PollFlags::IN)];
         waiting.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
-        match rustix::event::poll(&mut waiting, None) {
+        match rustix::event::poll(&mut waiting, period.as_ref()) {
+            Ok(0) if pid.is_some_and(is_ending) => return Ended::ServerDied,
+            Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
-            Err(Errno::INTR) => continue,
             // Short of memory.
             Err(_) => {
                 std::thread::sleep(RETRY_PAUSE);
@@ -193,20 +299,52 @@ fn receive_records(
         if waiting.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
             return Ended::StopRequested;
         }
-        let received = receive(link, &mut buffer, |message, fd| match message {
-            Message::Put(key, value) => drop(records.insert(key.to_vec(), (value.to_vec(), fd))),
-            Message::Delete(key) => drop(records.remove(key)),
-            Message::End => *is_complete = true,
-            Message::Stop => {}
-        });
-        match received {
-            Ok(Some(())) => {}
+        match receive_record(link, &mut buffer, records, is_complete) {
+            Ok(true) => {}
             // The message is still there.
             Err(error) if is_shortage(&error) => std::thread::sleep(RETRY_PAUSE),
-            Ok(None) => return Ended::ServerDied,
+            Ok(false) => return Ended::ServerDied,
             Err(error) => return Ended::Malformed(error),
         }
     }
+}
+
+/// Stores what a server that does not run any more has sent.
+fn receive_rest(link: BorrowedFd<'_>, records: &mut Records, is_complete: &mut bool) {
+    let mut buffer = Vec::new();
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        let mut waiting = [PollFd::from_borrowed_fd(link, PollFlags::IN)];
+        match rustix::event::poll(&mut waiting, Some(&now)) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(_) => {
+                std::thread::sleep(RETRY_PAUSE);
+                continue;
+            }
+        }
+        match receive_record(link, &mut buffer, records, is_complete) {
+            Ok(true) => {}
+            Err(error) if is_shortage(&error) => std::thread::sleep(RETRY_PAUSE),
+            Ok(false) | Err(_) => return,
+        }
+    }
+}
+
+/// Receives one message; returns whether there was one.
+fn receive_record(
+    link: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    records: &mut Records,
+    is_complete: &mut bool,
+) -> io::Result<bool> {
+    let received = receive(link, buffer, |message, fd| match message {
+        Message::Put(key, value) => drop(records.insert(key.to_vec(), (value.to_vec(), fd))),
+        Message::Delete(key) => drop(records.remove(key)),
+        Message::End => *is_complete = true,
+        Message::Stop => {}
+    });
+    received.map(|message| message.is_some())
 }
 
 #[cfg(test)]
