@@ -4,14 +4,21 @@
 //! hashed is what is handed out. They are read by pread(2), never through a mapping of the client's file, which the client
 //! could truncate.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+mod mount;
+mod reader_threads;
+mod received;
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, OFlags, Stat, StatVfsMountFlags, StatxFlags};
+use rustix::fs::{FileType, OFlags, Stat, StatVfsMountFlags};
 
+pub(crate) use crate::client_file::reader_threads::ReaderThreads;
+pub(crate) use crate::client_file::received::ClientFile;
+
+use crate::client_file::mount::{FileSystem, Mount};
+use crate::client_file::reader_threads::Purpose;
 use crate::named::index;
 use crate::objects::backing_file::exhausted;
 use crate::trust_domain::TrustDomain;
@@ -24,32 +31,8 @@ use orrery_sys::PAGE;
 const MIN_ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
 const CHUNK: usize = 1 << 20;
-/// How long reading a file may take.
+/// How long examining the files of a request, or reading one, may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many readers of an account may hang before it is refused.
-const MAX_STUCK: usize = 4;
-
-/// File systems that reply by themselves (statfs(2)): ext2 to ext4, XFS, Btrfs, tmpfs, ramfs, overlayfs, squashfs, EROFS,
-/// F2FS, ZFS, bcachefs, ISO 9660.
-const LOCAL: [u64; 12] = [
-    0xef53,
-    0x5846_5342,
-    0x9123_683e,
-    0x0102_1994,
-    0x8584_58f6,
-    0x794c_7630,
-    0x7371_7368,
-    0xe0f5_e1e2,
-    0xf2f5_2010,
-    0x2fc1_2fc1,
-    0xca45_1a4e,
-    0x9660,
-];
-/// Of these, those whose files have inodes and times from an image, which another image may have as well: squashfs, EROFS, ISO 9660,
-/// and overlayfs, which may lie over them.
-const FROM_IMAGES: [u64; 4] = [0x7371_7368, 0xe0f5_e1e2, 0x9660, 0x794c_7630];
-const TMPFS: u64 = 0x0102_1994;
-
 /// Where a copy is created.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CopyDestination {
@@ -91,46 +74,14 @@ pub(crate) struct FileKey {
     length: u64,
 }
 
-/// The mount through which a file was opened. Device numbers are used again, and an image has its inodes and times from where it
-/// was made: without the mount, the files of an image would be taken for those of the image that it replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Mount {
-    /// A number that no other mount gets until the machine is started again (`STATX_MNT_ID_UNIQUE`, Linux 6.8).
-    Unique(u64),
-    /// A number that is used again when the mount has gone; 0 if there is none.
-    Reused(u64),
-}
-
-impl Mount {
-    fn of(fd: BorrowedFd<'_>) -> Self {
-        /// `STATX_MNT_ID_UNIQUE`.
-        const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
-        // Tests ask for what older kernels have, as of the auditor.
-        static IS_OLD: LazyLock<bool> =
-            LazyLock::new(|| std::env::var_os("ORRERY_ORC_KERNEL").is_some_and(|kernel| kernel == "old"));
-        if *IS_OLD {
-            return Self::Reused(0);
-        }
-        let wanted = StatxFlags::MNT_ID | UNIQUE;
-        match rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted) {
-            Ok(found) if found.stx_mask & UNIQUE.bits() != 0 => Self::Unique(found.stx_mnt_id),
-            Ok(found) if found.stx_mask & StatxFlags::MNT_ID.bits() != 0 => Self::Reused(found.stx_mnt_id),
-            _ => Self::Reused(0),
-        }
-    }
-}
-
 impl FileKey {
     /// Returns whether another file never has the same key, now or later.
     ///
     /// On kernels without unique numbers of mounts this relies on the time of change, which a file system that is mounted for
     /// writing has from the clock.
-    pub(crate) fn is_lasting(&self, fd: BorrowedFd<'_>) -> bool {
-        let is_written = || {
-            let mount = rustix::fs::fstatvfs(fd);
-            mount.is_ok_and(|mount| !mount.f_flag.contains(StatVfsMountFlags::RDONLY))
-        };
-        matches!(self.mount, Mount::Unique(_)) || !FROM_IMAGES.contains(&file_system(fd)) && is_written()
+    fn is_lasting(&self, file: &ClientFile, mounted: StatVfsMountFlags) -> bool {
+        let is_written = !mounted.contains(StatVfsMountFlags::RDONLY);
+        matches!(self.mount, Mount::Unique(_)) || !file.file_system().is_from_image() && is_written
     }
 
     /// Returns the device and the inode.
@@ -155,10 +106,10 @@ impl FileKey {
         (self.offset == 0).then_some((key, self.length))
     }
 
-    fn of(fd: BorrowedFd<'_>, stat: &Stat, range: &FileRange) -> Self {
+    fn of(mount: Mount, stat: &Stat, range: &FileRange) -> Self {
         #[expect(clippy::unnecessary_cast, reason = "the types of these fields differ between architectures")]
         Self {
-            mount: Mount::of(fd),
+            mount,
             device: stat.st_dev as u64,
             inode: stat.st_ino,
             size: stat.st_size,
@@ -182,14 +133,9 @@ pub(crate) struct ExaminedRange {
     pub(crate) is_lasting: bool,
 }
 
-fn file_system(fd: BorrowedFd<'_>) -> u64 {
-    #[expect(clippy::cast_sign_loss, reason = "a magic number, whatever its type")]
-    rustix::fs::fstatfs(fd).map_or(0, |found| found.f_type as u64)
-}
-
 /// Returns whether reading the file depends on no other process or host.
 pub(crate) fn is_local(fd: BorrowedFd<'_>) -> bool {
-    LOCAL.contains(&file_system(fd))
+    FileSystem::of(fd).is_local()
 }
 
 fn readable(fd: BorrowedFd<'_>) -> bool {
@@ -200,9 +146,9 @@ fn readable(fd: BorrowedFd<'_>) -> bool {
 ///
 /// # Errors
 /// The refusal that the client gets.
-pub(crate) fn examine(fd: BorrowedFd<'_>, range: &FileRange, largest: u64) -> Result<ExaminedRange, Refusal> {
-    let stat = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !readable(fd) {
+fn examine(file: &ClientFile, range: &FileRange, largest: u64) -> Result<ExaminedRange, Refusal> {
+    let stat = rustix::fs::fstat(file).map_err(|_| Refusal::Descriptor)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !readable(file.as_fd()) {
         return Err(Refusal::Descriptor);
     }
     let page = PAGE as u64;
@@ -216,14 +162,69 @@ pub(crate) fn examine(fd: BorrowedFd<'_>, range: &FileRange, largest: u64) -> Re
     if range.offset.checked_add(range.length).is_none_or(|end| end > size.next_multiple_of(page)) {
         return Err(Refusal::Changed);
     }
-    if !is_local(fd) {
+    if !file.is_known_local() && !file.file_system().is_local() {
         return Err(Refusal::FileSystem);
     }
-    let mount = rustix::fs::fstatvfs(fd).map_err(|_| Refusal::Descriptor)?;
-    let noexec = mount.f_flag.contains(StatVfsMountFlags::NOEXEC);
-    let key = FileKey::of(fd, &stat, range);
-    let is_lasting = key.is_lasting(fd);
+    let mounted = rustix::fs::fstatvfs(file).map_err(|_| Refusal::Descriptor)?.f_flag;
+    let noexec = mounted.contains(StatVfsMountFlags::NOEXEC);
+    let key = FileKey::of(file.mount, &stat, range);
+    let is_lasting = key.is_lasting(file, mounted);
     Ok(ExaminedRange { key, owner: stat.st_uid, mode: stat.st_mode, noexec, is_lasting })
+}
+
+/// A file whose range may be read, or the refusal that the client gets.
+type Examined = Result<(ClientFile, ExaminedRange), Refusal>;
+
+/// Checks ranges, each of one file, without reading them. Files of which it is not known that nothing can hang are examined one after
+/// the other in a thread of `account`; those that it does not reach in time are refused.
+pub(crate) fn examine_all(
+    threads: &ReaderThreads,
+    account: &TrustDomain,
+    ranges: &[FileRange],
+    files: Vec<ClientFile>,
+    largest: u64,
+) -> Vec<Examined> {
+    let mut results = Vec::new();
+    let mut unknown = Vec::new();
+    for (number, (range, file)) in ranges.iter().zip(files).enumerate() {
+        if file.is_known_local() {
+            results.push(examine(&file, range, largest).map(|examined| (file, examined)));
+        } else {
+            // It stays so if the thread does not come to it.
+            results.push(Err(Refusal::FileSystem));
+            unknown.push((number, *range, file));
+        }
+    }
+    if unknown.is_empty() {
+        return results;
+    }
+    let slots: Vec<usize> = unknown.iter().map(|(number, ..)| *number).collect();
+    let started = threads.results(account, Purpose::Other, unknown.len(), move |sender| {
+        for (number, range, file) in unknown {
+            // If the request has been given up, the file is closed with the message.
+            match examine(&file, &range, largest) {
+                Ok(examined) => drop(sender.send((number, Ok((file, examined))))),
+                Err(refusal) => {
+                    let _ = sender.send((number, Err(refusal)));
+                    file.close_here();
+                }
+            }
+        }
+    });
+    let examined = match started {
+        Ok(examined) => examined,
+        Err(refusal) => {
+            slots.iter().for_each(|number| results[*number] = Err(refusal));
+            return results;
+        }
+    };
+    let due = Instant::now() + READ_TIMEOUT;
+    for _ in 0..slots.len() {
+        let left = due.saturating_duration_since(Instant::now());
+        let Ok((number, result)) = examined.recv_timeout(left) else { break };
+        results[number] = result;
+    }
+    results
 }
 
 /// Copies the first `length` bytes of a memory file into one that `/proc/PID/maps` shows as `label`; returns their name and the
@@ -232,7 +233,7 @@ pub(crate) fn examine(fd: BorrowedFd<'_>, range: &FileRange, largest: u64) -> Re
 /// # Errors
 /// The refusal that the client gets.
 pub(crate) fn copy_memory(
-    fd: BorrowedFd<'_>,
+    file: &ClientFile,
     label: &str,
     length: u64,
     largest: u64,
@@ -241,7 +242,9 @@ pub(crate) fn copy_memory(
     if length == 0 || length > largest {
         return Err(Refusal::Size);
     }
-    if rustix::fs::fcntl_get_seals(fd).is_err() || file_system(fd) != TMPFS || !readable(fd) {
+    let fd = file.as_fd();
+    // What has seals is in memory, so that the next calls wait for no other process or host.
+    if rustix::fs::fcntl_get_seals(fd).is_err() || !FileSystem::of(fd).is_tmpfs() || !readable(fd) {
         return Err(Refusal::Descriptor);
     }
     let size = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?.st_size;
@@ -295,96 +298,56 @@ fn read(
     Ok((ObjectId(*hash.finalize().as_bytes()), copy))
 }
 
-/// Reads ranges of files, each in a thread of its own that may hang: a user who can mount file systems can make reading last
-/// forever, even through one of the [`LOCAL`] kind.
-#[derive(Debug, Default)]
-pub(crate) struct ReaderThreads {
-    stuck: Arc<Mutex<HashMap<TrustDomain, usize>>>,
+/// Copies a range that was examined, in a thread of the account; returns the file, with the name of the range and the copy.
+///
+/// # Errors
+/// The refusal that the client gets.
+pub(crate) fn copy(
+    file: ClientFile,
+    range: FileRange,
+    examined: ExaminedRange,
+    destination: CopyDestination,
+) -> Result<(ClientFile, (ObjectId, UnsealedFile)), Refusal> {
+    read_apart(file, move |file| copy_range(file, &range, &examined, &destination))
 }
 
-impl ReaderThreads {
-    /// Copies a range that was examined; returns its name and the copy.
-    ///
-    /// # Errors
-    /// The refusal that the client gets.
-    pub(crate) fn copy(
-        &self,
-        account: &TrustDomain,
-        fd: OwnedFd,
-        range: FileRange,
-        examined: ExaminedRange,
-        destination: CopyDestination,
-    ) -> Result<(ObjectId, UnsealedFile), Refusal> {
-        self.within(account, READ_TIMEOUT, move || copy_range(&fd, &range, &examined, &destination))
-    }
+/// Returns a file and the name of a range of it that was examined, without a copy.
+///
+/// # Errors
+/// The refusal that the client gets.
+pub(crate) fn hash(
+    file: ClientFile,
+    range: FileRange,
+    examined: ExaminedRange,
+) -> Result<(ClientFile, ObjectId), Refusal> {
+    read_apart(file, move |file| hash_range(file, &range, &examined))
+}
 
-    /// Returns the name of a range that was examined, without a copy.
-    ///
-    /// # Errors
-    /// The refusal that the client gets.
-    pub(crate) fn hash(
-        &self,
-        account: &TrustDomain,
-        fd: OwnedFd,
-        range: FileRange,
-        examined: ExaminedRange,
-    ) -> Result<ObjectId, Refusal> {
-        self.within(account, READ_TIMEOUT, move || hash_range(&fd, &range, &examined))
-    }
-
-    fn within<T: Send + 'static>(
-        &self,
-        account: &TrustDomain,
-        timeout: Duration,
-        job: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
-        fn lock(
-            stuck: &Mutex<HashMap<TrustDomain, usize>>,
-        ) -> std::sync::MutexGuard<'_, HashMap<TrustDomain, usize>> {
-            stuck.lock().unwrap_or_else(PoisonError::into_inner)
+/// Reads a file in a thread of its account; returns it with the result.
+fn read_apart<T: Send + 'static>(
+    file: ClientFile,
+    read: impl FnOnce(&ClientFile) -> Result<T, Refusal> + Send + 'static,
+) -> Result<(ClientFile, T), Refusal> {
+    let (threads, account) = (file.threads().clone(), file.account().clone());
+    let purpose = if file.is_known_local() { Purpose::Local } else { Purpose::Other };
+    threads.within(&account, purpose, READ_TIMEOUT, move |sender| match read(&file) {
+        Ok(result) => drop(sender.send(Ok((file, result)))),
+        Err(refusal) => {
+            let _ = sender.send(Err(refusal));
+            file.close_here();
         }
-        {
-            let mut stuck = lock(&self.stuck);
-            let count = stuck.entry(account.clone()).or_insert(0);
-            // Each request under way counts; those that do not hang are soon done.
-            if *count >= MAX_STUCK {
-                return Err(Refusal::Busy);
-            }
-            *count += 1;
-        }
-        let (reply, result) = mpsc::sync_channel(1);
-        let (shared, of) = (Arc::clone(&self.stuck), account.clone());
-        let started = std::thread::Builder::new().name("reader".into()).spawn(move || {
-            let done = job();
-            let mut stuck = lock(&shared);
-            let left = stuck.get(&of).map_or(0, |count| count - 1);
-            if left == 0 {
-                stuck.remove(&of);
-            } else {
-                stuck.insert(of, left);
-            }
-            drop(stuck);
-            // Last, because the client may send its next request at once.
-            let _ = reply.send(done);
-        });
-        if started.is_err() {
-            if let Some(count) = lock(&self.stuck).get_mut(account) {
-                *count -= 1;
-            }
-            return Err(Refusal::Exhausted);
-        }
-        result.recv_timeout(timeout).unwrap_or(Err(Refusal::FileSystem))
-    }
+    })
 }
 
 /// Returns the path of a file in the mount namespace in which it was opened.
-pub(crate) fn file_path(fd: &OwnedFd) -> PathBuf {
-    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
+/// The kernel has it in memory.
+pub(crate) fn file_path(file: &ClientFile) -> PathBuf {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())).unwrap_or_default()
 }
 
 /// Returns the name that `/proc/PID/maps` shows of a copy: that of the file it was first read from.
-pub(crate) fn file_label(fd: &OwnedFd) -> String {
-    let path = file_path(fd);
+pub(crate) fn file_label(file: &ClientFile) -> String {
+    let path = file_path(file);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let plain = name.chars().filter(|c| c.is_ascii_graphic()).take(100);
     format!("orc:{}", plain.collect::<String>())
@@ -396,31 +359,31 @@ fn length_in_file(range: &FileRange, examined: &ExaminedRange) -> u64 {
     size.saturating_sub(range.offset).min(range.length)
 }
 
-fn check_unchanged(fd: &OwnedFd, range: &FileRange, examined: &ExaminedRange) -> Result<(), Refusal> {
-    let after = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
-    if FileKey::of(fd.as_fd(), &after, range) == examined.key { Ok(()) } else { Err(Refusal::Changed) }
+fn check_unchanged(file: &ClientFile, range: &FileRange, examined: &ExaminedRange) -> Result<(), Refusal> {
+    let after = rustix::fs::fstat(file).map_err(|_| Refusal::Descriptor)?;
+    if FileKey::of(file.mount, &after, range) == examined.key { Ok(()) } else { Err(Refusal::Changed) }
 }
 
 fn copy_range(
-    fd: &OwnedFd,
+    file: &ClientFile,
     range: &FileRange,
     examined: &ExaminedRange,
     destination: &CopyDestination,
 ) -> Result<(ObjectId, UnsealedFile), Refusal> {
     let length = usize::try_from(range.length).map_err(|_| Refusal::Size)?;
-    let copy = destination.create(&file_label(fd), length)?;
-    let read = read(fd.as_fd(), copy, range.offset, length_in_file(range, examined))?;
-    check_unchanged(fd, range, examined)?;
+    let copy = destination.create(&file_label(file), length)?;
+    let read = read(file.as_fd(), copy, range.offset, length_in_file(range, examined))?;
+    check_unchanged(file, range, examined)?;
     Ok(read)
 }
 
-fn hash_range(fd: &OwnedFd, range: &FileRange, examined: &ExaminedRange) -> Result<ObjectId, Refusal> {
+fn hash_range(file: &ClientFile, range: &FileRange, examined: &ExaminedRange) -> Result<ObjectId, Refusal> {
     let (mut hash, mut buffer) = (blake3::Hasher::new(), vec![0; CHUNK]);
     let (mut done, end) = (0, length_in_file(range, examined));
     while done < end {
         let most = usize::try_from(end - done).unwrap_or(CHUNK).min(CHUNK);
         let count =
-            rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..most], range.offset + done))
+            rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer[..most], range.offset + done))
                 .map_err(|_| Refusal::Descriptor)?;
         if count == 0 {
             return Err(Refusal::Changed);
@@ -431,48 +394,52 @@ fn hash_range(fd: &OwnedFd, range: &FileRange, examined: &ExaminedRange) -> Resu
     // The rest of the last page is zeros.
     let zeros = usize::try_from(range.length - done).unwrap_or(0).min(PAGE);
     hash.update(&[0; PAGE][..zeros]);
-    check_unchanged(fd, range, examined)?;
+    check_unchanged(file, range, examined)?;
     Ok(ObjectId(*hash.finalize().as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
+    use std::os::fd::OwnedFd;
 
     use super::*;
+
+    const ACCOUNT: TrustDomain = TrustDomain::User(1);
+
+    fn received(readers: &ReaderThreads, fd: impl Into<OwnedFd>) -> ClientFile {
+        readers.receive(&ACCOUNT, vec![fd.into()]).remove(0)
+    }
+
+    fn examine_one(
+        readers: &ReaderThreads,
+        fd: impl Into<OwnedFd>,
+        range: FileRange,
+        largest: u64,
+    ) -> Result<(ClientFile, ExaminedRange), Refusal> {
+        let file = received(readers, fd);
+        examine_all(readers, &ACCOUNT, &[range], vec![file], largest).remove(0)
+    }
 
     #[test]
     fn a_range_is_the_pages_of_the_file() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 5000]).unwrap();
         let range = FileRange { flags: 0, offset: 4096, length: 4096 };
-        let examined = examine(file.as_fd(), &range, 1 << 20).unwrap();
         let readers = ReaderThreads::default();
-        let (id, _) = readers
-            .copy(
-                &TrustDomain::User(1),
-                file.try_clone().unwrap().into(),
-                range,
-                examined,
-                CopyDestination::default(),
-            )
-            .unwrap();
-        let name = readers.hash(&TrustDomain::User(1), file.try_clone().unwrap().into(), range, examined);
-        assert_eq!(name, Ok(id));
+        let (sent, examined) = examine_one(&readers, file.try_clone().unwrap(), range, 1 << 20).unwrap();
+        let (sent, (id, _)) = copy(sent, range, examined, CopyDestination::default()).unwrap();
+        let (sent, name) = hash(sent, range, examined).unwrap();
+        assert_eq!(name, id);
         let mut page = vec![7; 904];
         page.resize(4096, 0);
         assert_eq!(id, ObjectId::of(&page));
         file.write_all(b"more").unwrap();
-        let changed = readers.copy(
-            &TrustDomain::User(1),
-            file.try_clone().unwrap().into(),
-            range,
-            examined,
-            CopyDestination::default(),
-        );
+        let changed = copy(sent, range, examined, CopyDestination::default());
         assert_eq!(changed.unwrap_err(), Refusal::Changed);
         let refused = |offset, length| {
-            examine(file.as_fd(), &FileRange { flags: 0, offset, length }, 1 << 20).unwrap_err()
+            let range = FileRange { flags: 0, offset, length };
+            examine_one(&readers, file.try_clone().unwrap(), range, 1 << 20).unwrap_err()
         };
         assert_eq!(refused(1, 4096), Refusal::Malformed);
         assert_eq!(refused(0, 0), Refusal::Size);
@@ -484,56 +451,42 @@ mod tests {
     #[test]
     fn other_descriptors_are_refused() {
         let range = FileRange { flags: 0, offset: 0, length: 4096 };
-        let (pipe, _writer) = std::io::pipe().unwrap();
-        assert_eq!(examine(pipe.as_fd(), &range, 1 << 20).unwrap_err(), Refusal::Descriptor);
-        let proc = std::fs::File::open("/proc/self/exe").unwrap();
+        let readers = ReaderThreads::default();
+        let refused = |fd: OwnedFd| examine_one(&readers, fd, range, 1 << 20).unwrap_err();
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        assert_eq!(refused(pipe), Refusal::Descriptor);
         let only_named = rustix::fs::open("/proc/self/exe", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        assert_eq!(examine(only_named.as_fd(), &range, 1 << 20).unwrap_err(), Refusal::Descriptor);
-        assert!(examine(proc.as_fd(), &range, 1 << 20).is_ok());
-        assert_eq!(
-            copy_memory(pipe.as_fd(), "test", 1, 10, &CopyDestination::default()).unwrap_err(),
-            Refusal::Descriptor
-        );
-        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        assert_eq!(
-            copy_memory(memory.as_fd(), "test", 1, 10, &CopyDestination::default()).unwrap_err(),
-            Refusal::Changed,
-            "shorter than told"
-        );
-        assert_eq!(
-            copy_memory(memory.as_fd(), "test", 11, 10, &CopyDestination::default()).unwrap_err(),
-            Refusal::Size
-        );
+        assert_eq!(refused(only_named), Refusal::Descriptor);
+        let proc = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(examine_one(&readers, proc, range, 1 << 20).is_ok());
+        let copied = |fd: OwnedFd, length| {
+            copy_memory(&received(&readers, fd), "test", length, 10, &CopyDestination::default()).unwrap_err()
+        };
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        assert_eq!(copied(pipe, 1), Refusal::Descriptor);
+        let memory = || rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(copied(memory(), 1), Refusal::Changed, "shorter than the message says");
+        assert_eq!(copied(memory(), 11), Refusal::Size);
     }
 
     #[test]
-    fn readers_that_are_done_do_not_count() {
+    fn files_of_known_local_mounts_need_no_thread() {
         let readers = ReaderThreads::default();
-        for _ in 0..200 {
-            assert_eq!(readers.within(&TrustDomain::User(1), READ_TIMEOUT, || Ok(())), Ok(()));
-            assert!(readers.stuck.lock().unwrap().is_empty());
+        let directory = tempfile::tempdir().unwrap();
+        let open = || std::fs::File::open(directory.path().join("file")).unwrap();
+        std::fs::write(directory.path().join("file"), [1; 4096]).unwrap();
+        let range = FileRange { flags: 0, offset: 0, length: 4096 };
+        assert!(!received(&readers, open()).is_known_local());
+        let (file, _) = examine_one(&readers, open(), range, 1 << 20).unwrap();
+        if !matches!(file.mount, Mount::Unique(_)) || !FileSystem::of(file.as_fd()).is_bottom() {
+            orrery_testing::skipped!(
+                "mounts have no unique numbers here, or temporary files lie in an overlay"
+            );
+            return;
         }
-    }
-
-    #[test]
-    fn readers_that_hang_cost_their_own_account() {
-        let readers = ReaderThreads::default();
-        let (hang, wait) = mpsc::channel::<()>();
-        let wait = Arc::new(Mutex::new(wait));
-        let (bad, good) = (TrustDomain::User(1), TrustDomain::User(2));
-        for _ in 0..MAX_STUCK {
-            let wait = Arc::clone(&wait);
-            let stuck = move || {
-                let _ = wait.lock().unwrap().recv();
-                Ok(())
-            };
-            assert_eq!(readers.within(&bad, Duration::from_millis(1), stuck), Err(Refusal::FileSystem));
-        }
-        assert_eq!(readers.within(&bad, READ_TIMEOUT, || Ok(())), Err(Refusal::Busy));
-        assert_eq!(readers.within(&good, READ_TIMEOUT, || Ok(5)), Ok(5));
-        drop(hang);
-        while readers.within(&bad, READ_TIMEOUT, || Ok(())) == Err(Refusal::Busy) {
-            std::thread::yield_now();
-        }
+        assert!(file.is_known_local() && received(&readers, open()).is_known_local());
+        // Directories and devices are never closed without a thread.
+        let directory = received(&readers, std::fs::File::open(directory.path()).unwrap());
+        assert!(!directory.is_known_local());
     }
 }

@@ -1,6 +1,7 @@
 //! The server: receives requests, decides about them and replies.
 
 pub(crate) mod event_loop;
+mod farewell;
 pub(crate) mod listen;
 pub(crate) mod peer;
 pub(crate) mod report;

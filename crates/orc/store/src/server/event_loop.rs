@@ -6,19 +6,20 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use orrery_orc_wire::protocol::{self, MAX_MESSAGE, Refusal, Reply, decode_request};
 use orrery_sys::scm;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 
 use crate::descriptor_limit;
 use crate::named::{lease, object_directory};
 use crate::objects::table::Holder;
+use crate::server::farewell;
 use crate::server::peer;
 use crate::server::requests::{Response, handle};
 use crate::server::service::Service;
@@ -63,6 +64,10 @@ struct Server {
     /// Whether a request was handled since the last tick, and whether any was since memory was given back to the kernel.
     handled: AtomicBool,
     has_garbage: AtomicBool,
+    /// How many threads hung at the last tick.
+    stuck: AtomicUsize,
+    /// Connections that have to be [ended](Server::disconnect) and have no thread for it yet.
+    leaving: Mutex<Vec<(Holder, Arc<Connection>)>>,
 }
 
 /// Serves clients, with what the supervisor at the other end of `link` has stored, until it is asked to stop.
@@ -87,6 +92,8 @@ pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
         is_stopping: AtomicBool::new(false),
         handled: AtomicBool::new(false),
         has_garbage: AtomicBool::new(false),
+        stuck: AtomicUsize::new(0),
+        leaving: Mutex::default(),
     });
     server.arm_all()?;
     for _ in 1..MIN_THREADS {
@@ -137,7 +144,7 @@ impl Server {
     }
 
     /// Waits for events of all descriptors, and asks clients of the server before this one to repeat their requests.
-    fn arm_all(&self) -> io::Result<()> {
+    fn arm_all(self: &Arc<Self>) -> io::Result<()> {
         for (number, listener) in (LISTENERS..).zip(self.listeners.iter()) {
             self.arm(listener.socket.as_fd(), number, true)?;
         }
@@ -153,7 +160,7 @@ impl Server {
         for (number, connection) in known {
             let sent = send(&connection, &Reply::Restarted.encode(0), &[]);
             if sent.is_err() || self.arm(connection.socket.as_fd(), number, true).is_err() {
-                self.service.begin().disconnect(number);
+                self.disconnect(number, connection);
             }
         }
         Ok(())
@@ -222,18 +229,22 @@ impl Server {
     }
 
     /// Handles requests as long as any account that has some has a turn.
-    fn work_off(&self, buffer: &mut [u8]) {
+    fn work_off(self: &Arc<Self>, buffer: &mut [u8]) {
         while let Some(turn) = self.turns.next() {
             let (number, connection) = turn.work;
-            self.serve_client(number, &connection, buffer);
+            self.serve_client(number, connection, buffer);
             self.handled.store(true, Ordering::Release);
             self.turns.finish(turn.number);
         }
     }
 
     /// Evicts unused objects, and starts a new supervisor if there is none.
-    fn tick(&self) {
+    fn tick(self: &Arc<Self>) {
         self.turns.replace_overdue(Instant::now());
+        self.service.readers.start_closers();
+        self.log_stuck();
+        let leaving = std::mem::take(&mut *self.leaving.lock().unwrap_or_else(PoisonError::into_inner));
+        leaving.into_iter().for_each(|(number, connection)| self.disconnect(number, connection));
         if self.handled.swap(false, Ordering::AcqRel) {
             self.has_garbage.store(true, Ordering::Release);
         } else if self.has_garbage.swap(false, Ordering::AcqRel) {
@@ -260,6 +271,15 @@ impl Server {
         self.service.event_log.note("supervisor", None, None, &note);
     }
 
+    /// Logs how many threads hang, when that has changed.
+    fn log_stuck(&self) {
+        let stuck = self.service.readers.stuck(None);
+        if self.stuck.swap(stuck, Ordering::AcqRel) != stuck {
+            let note = format!("{stuck} threads wait for files that do not answer");
+            self.service.event_log.note("stuck", None, None, &note);
+        }
+    }
+
     fn receive_from_supervisor(&self) {
         let mut state = self.service.begin();
         let mut buffer = Vec::new();
@@ -268,6 +288,8 @@ impl Server {
             Ok(Some(true)) => {
                 self.is_stopping.store(true, Ordering::Release);
                 object_directory::clear(&self.service.config);
+                // A thread that hangs keeps all descriptors open when the process has ended otherwise.
+                let _ = rustix::net::shutdown(link, Shutdown::Both);
                 // The other threads may sleep for a second; nothing is left for them to do.
                 std::process::exit(0);
             }
@@ -306,7 +328,9 @@ impl Server {
         let (uid, pid) = (credentials.uid, credentials.pid);
         let domain = listener.domain.clone().map_or(TrustDomain::User(uid), TrustDomain::Named);
         let is_of_host = peer::is_of_host(socket.as_fd(), pid);
-        let Some(account) = peer::account(socket.as_fd(), pid, &domain) else { return };
+        let Some(account) = peer::account(socket.as_fd(), pid, &domain) else {
+            return self.refuse(socket, &domain);
+        };
         let mut state = self.service.begin();
         state.admit(&domain, &account);
         // One that came before through another user namespace stays in its account.
@@ -316,6 +340,7 @@ impl Server {
         {
             drop(state);
             // The client learns it when the socket is closed.
+            self.refuse(socket, &account);
             self.service.event_log.note("refuse", Some(&domain), None, "too many connections");
             return;
         }
@@ -327,27 +352,62 @@ impl Server {
         }
     }
 
-    fn serve_client(&self, number: Holder, connection: &Connection, buffer: &mut [u8]) {
-        let is_alive = self.exchange(number, connection, buffer);
+    /// Closes a connection that has not begun, in a thread of `account` if its client has sent something already.
+    fn refuse(&self, socket: OwnedFd, account: &TrustDomain) {
+        let readers = &self.service.readers;
+        if farewell::has_messages(&socket) && readers.may_receive(account) {
+            readers.close(account, socket);
+        }
+    }
+
+    fn serve_client(self: &Arc<Self>, number: Holder, connection: Arc<Connection>, buffer: &mut [u8]) {
+        let is_alive = self.exchange(number, &connection, buffer);
         if !is_alive || self.arm(connection.socket.as_fd(), number, false).is_err() {
+            self.disconnect(number, connection);
+        }
+    }
+
+    /// Ends a connection, which counts for its account until what its client has sent is discarded.
+    fn disconnect(self: &Arc<Self>, number: Holder, connection: Arc<Connection>) {
+        if !farewell::has_messages(&connection.socket) {
             self.service.begin().disconnect(number);
+            return;
+        }
+        let (server, leaving) = (Arc::clone(self), Arc::clone(&connection));
+        let is_started = self.service.readers.start(&connection.peer.account, move || {
+            farewell::discard(&leaving.socket);
+            server.service.begin().disconnect(number);
+        });
+        if !is_started {
+            // The next tick tries again.
+            self.leaving.lock().unwrap_or_else(PoisonError::into_inner).push((number, connection));
         }
     }
 
     /// Receives one request and replies; returns whether the client may stay connected.
     fn exchange(&self, number: Holder, connection: &Connection, buffer: &mut [u8]) -> bool {
+        let Service { readers, event_log, .. } = &self.service;
+        let account = &connection.peer.account;
+        if !readers.may_receive(account) {
+            event_log.did(&connection.peer, "refuse", None, Some("files of the account hang"));
+            return false;
+        }
         let packet =
             match scm::receive(connection.socket.as_fd(), buffer, protocol::MAX_FDS, RecvFlags::DONTWAIT) {
-                Ok(packet) if packet.length == 0 => return false,
                 Ok(packet) => packet,
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => return false,
             };
+        // First, because closing one may hang.
+        let files = readers.receive(account, packet.fds);
+        if packet.length == 0 {
+            return false;
+        }
         let bytes = buffer.get(..packet.length).unwrap_or_default();
         let (tag, response) = match decode_request(bytes) {
             // This process had no room for the descriptors.
             Ok((tag, _)) if packet.truncated => (tag, Refusal::Exhausted.into()),
-            Ok((tag, request)) => (tag, handle(&self.service, number, connection, &request, packet.fds)),
+            Ok((tag, request)) => (tag, handle(&self.service, number, connection, &request, files)),
             Err(tag) => (tag, Refusal::Malformed.into()),
         };
         let Response { reply, files, attachment } = response;

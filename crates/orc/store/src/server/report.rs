@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use rustix::fs::{fstat, major, minor};
+use serde::Serialize;
 
 use crate::objects::backing_file::{Object, resident};
 use crate::objects::table::Entry;
@@ -14,6 +15,15 @@ use crate::state::store_state::State;
 use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
 use orrery_orc_wire::report::{Report, ReportedObject};
+
+/// A report, with what only the server knows of itself.
+#[derive(Serialize)]
+struct Written {
+    #[serde(flatten)]
+    report: Report,
+    /// How many threads of the client's account wait for files that do not answer; those of all accounts for an administrator.
+    stuck_threads: usize,
+}
 
 /// What a client may know, as it was in one transaction.
 #[derive(Debug)]
@@ -72,8 +82,8 @@ impl Snapshot {
         }
     }
 
-    /// Writes it in JSON.
-    pub(crate) fn write(self) -> Vec<u8> {
+    /// Writes it in JSON, with the number of threads that hang.
+    pub(crate) fn write(self, stuck_threads: usize) -> Vec<u8> {
         let mut holders: HashMap<(TrustDomain, ObjectId), BTreeMap<i32, usize>> = HashMap::new();
         for (owner, id, pid) in self.holds {
             *holders.entry((owner, id)).or_default().entry(pid).or_insert(0) += 1;
@@ -107,6 +117,6 @@ impl Snapshot {
             quota: self.quota,
             objects,
         };
-        serde_json::to_vec(&report).unwrap_or_default()
+        serde_json::to_vec(&Written { report, stuck_threads }).unwrap_or_default()
     }
 }

@@ -1,7 +1,7 @@
 //! Decides about one request: checks it against the policy, reads what the client sent, changes the state in transactions,
 //! and returns the response.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use orrery_orc_wire::ObjectId;
@@ -12,7 +12,7 @@ use orrery_orc_wire::protocol::{
 use orrery_orc_wire::sealed_file::WrittenFile;
 use orrery_sys::PAGE;
 
-use crate::client_file::{self, CopyDestination, ExaminedRange};
+use crate::client_file::{self, ClientFile, CopyDestination, ExaminedRange};
 use crate::config::Executables;
 use crate::libraries::{placement_table, prelink};
 use crate::named::object_directory;
@@ -52,7 +52,7 @@ pub(crate) fn handle(
     holder: Holder,
     connection: &Connection,
     request: &Request<'_>,
-    descriptors: Vec<OwnedFd>,
+    descriptors: Vec<ClientFile>,
 ) -> Response {
     let handler = RequestHandler { service, holder, peer: &connection.peer };
     let result = match request {
@@ -97,7 +97,7 @@ impl RequestHandler<'_> {
         flags: u32,
         expected: Option<ObjectId>,
         content: Content<'_>,
-        descriptors: &[OwnedFd],
+        descriptors: &[ClientFile],
     ) -> Result<Response, Refusal> {
         let executable = flags & EXECUTABLE != 0;
         let public = flags & PUBLIC != 0;
@@ -146,10 +146,10 @@ impl RequestHandler<'_> {
         domain: &TrustDomain,
         label: &str,
         length: u64,
-        descriptors: &[OwnedFd],
+        descriptors: &[ClientFile],
         destination: &CopyDestination,
     ) -> Result<(ObjectId, WrittenFile), Refusal> {
-        let [fd] = descriptors else { return Err(Refusal::Descriptor) };
+        let [file] = descriptors else { return Err(Refusal::Descriptor) };
         let largest = self.service.config.largest;
         if length == 0 || length > largest {
             return Err(Refusal::Size);
@@ -157,7 +157,7 @@ impl RequestHandler<'_> {
         let _slot = self.service.copy_slot(&self.peer.account, length)?;
         // The quota is checked before anything is copied.
         self.service.begin().make_room(domain, whole_pages(length))?;
-        let (id, copy) = client_file::copy_memory(fd.as_fd(), label, length, largest, destination)?;
+        let (id, copy) = client_file::copy_memory(file, label, length, largest, destination)?;
         Ok((id, copy.finish()))
     }
 
@@ -180,15 +180,21 @@ impl RequestHandler<'_> {
         if was_held { Ok(Response::new(Reply::Released)) } else { Err(Refusal::NotHeld) }
     }
 
-    fn files(&self, ranges: &[FileRange], descriptors: Vec<OwnedFd>) -> Result<Response, Refusal> {
+    fn files(&self, ranges: &[FileRange], descriptors: Vec<ClientFile>) -> Result<Response, Refusal> {
         if descriptors.len() != ranges.len() {
             return Err(Refusal::Descriptor);
         }
+        let Service { config, readers, .. } = self.service;
+        let examined =
+            client_file::examine_all(readers, &self.peer.account, ranges, descriptors, config.largest);
         let mut files = Vec::new();
+        let object = |range, examined: Result<_, _>| {
+            examined.and_then(|(file, found)| self.file_range(range, file, found))
+        };
         let replies = ranges
             .iter()
-            .zip(descriptors)
-            .map(|(range, fd)| match self.file_range(range, fd) {
+            .zip(examined)
+            .map(|(range, examined)| match object(range, examined) {
                 Ok((object, duplicate)) => {
                     files.push(object.file);
                     FileRangeReply { refusal: None, duplicate, offset: object.offset }
@@ -200,9 +206,13 @@ impl RequestHandler<'_> {
     }
 
     /// Returns the object with the bytes of a range, and whether the file's own cached pages have just become useless.
-    fn file_range(&self, range: &FileRange, fd: OwnedFd) -> Result<(Object, bool), Refusal> {
-        let Service { config, readers, .. } = self.service;
-        let examined = client_file::examine(fd.as_fd(), range, config.largest)?;
+    fn file_range(
+        &self,
+        range: &FileRange,
+        mut file: ClientFile,
+        examined: ExaminedRange,
+    ) -> Result<(Object, bool), Refusal> {
+        let config = &self.service.config;
         let executable = range.flags & EXECUTABLE != 0;
         let is_allowed = || {
             !examined.noexec && may_execute(config.executables, examined.owner, examined.mode, self.peer.uid)
@@ -221,29 +231,28 @@ impl RequestHandler<'_> {
         let slot = self.service.copy_slot(&self.peer.account, range.length)?;
         if self.service.begin().has_length(domain, range.length) {
             // It may have the bytes of another file, of which no copy is needed.
-            let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
-            let id = readers.hash(&self.peer.account, again, *range, examined)?;
+            let id;
+            (file, id) = client_file::hash(file, *range, examined)?;
             let mut state = self.service.begin();
             if state.object(domain, id).is_some() {
                 if executable {
                     state.allow_execution(domain, id)?;
                 }
-                state.remember_file(domain, examined.key, id, client_file::file_path(&fd));
+                state.remember_file(domain, examined.key, id, client_file::file_path(&file));
                 let object = self.known_file(&mut state, &examined, executable).ok_or(Refusal::NotFound)?;
                 drop(state);
-                self.service.duplicates.drop_pages(fd, examined.key.size());
+                self.service.duplicates.drop_pages(file, examined.key.size());
                 self.prelink(id, &object, &examined);
                 return Ok((object, true));
             }
         }
         self.service.begin().make_room(domain, range.length)?;
-        let label = client_file::file_label(&fd);
+        let label = client_file::file_label(&file);
         // Only memory has huge pages.
         let wants_huge_pages = config.huge && is_large_code(range);
         let destination =
             if wants_huge_pages { CopyDestination::default() } else { self.copy_destination(domain) };
-        let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
-        let (id, copy) = readers.copy(&self.peer.account, again, *range, examined, destination)?;
+        let (file, (id, copy)) = client_file::copy(file, *range, examined, destination)?;
         let copy = copy.finish();
         drop(slot);
         let mut state = self.service.begin();
@@ -252,10 +261,10 @@ impl RequestHandler<'_> {
         if !public.is_some_and(|entry| entry.executable || !executable) {
             state.enter_written(domain, (id, &label), copy, range.length, executable)?;
         }
-        state.remember_file(domain, examined.key, id, client_file::file_path(&fd));
+        state.remember_file(domain, examined.key, id, client_file::file_path(&file));
         let object = self.known_file(&mut state, &examined, executable).ok_or(Refusal::NotFound)?;
         drop(state);
-        self.service.duplicates.drop_pages(fd, examined.key.size());
+        self.service.duplicates.drop_pages(file, examined.key.size());
         self.prelink(id, &object, &examined);
         self.service.cache_dropper.add(Arc::clone(&object.file));
         if wants_huge_pages {
@@ -324,7 +333,8 @@ impl RequestHandler<'_> {
         let everything = self.is_administrator();
         let text = self.service.pace_reports(&self.peer.account, || {
             let snapshot = Snapshot::take(&self.service.begin(), &self.peer.domain, everything);
-            snapshot.write()
+            let account = (!everything).then_some(&self.peer.account);
+            snapshot.write(self.service.readers.stuck(account))
         });
         let fd = sealed_copy(ObjectId::of(&text), &text)?;
         let reply = Reply::Report { length: text.len() as u64 };
@@ -357,7 +367,11 @@ impl RequestHandler<'_> {
         Response { reply: Reply::FileRanges(replies), files, attachment: None }
     }
 
-    fn register_relocated(&self, name: RelocatedData, descriptors: &[OwnedFd]) -> Result<Response, Refusal> {
+    fn register_relocated(
+        &self,
+        name: RelocatedData,
+        descriptors: &[ClientFile],
+    ) -> Result<Response, Refusal> {
         const LABEL: &str = "orc:relocated";
         if !name.length.is_multiple_of(PAGE as u64) {
             return Err(Refusal::Malformed);

@@ -177,6 +177,8 @@ impl State {
     pub(crate) fn disconnect(&mut self, number: Holder) {
         if let Some(connection) = self.clients.remove(number) {
             self.event_log.did(&connection.peer, "leave", None, None);
+            // A server that was killed may still have the socket open: one of its threads hangs.
+            let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
             self.descriptors.remove(&connection.peer.account);
             self.objects.remove_holder(number, self.clock);
             // Its holds go first: a server that dies in between must not find holds of nobody.
