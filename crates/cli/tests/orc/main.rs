@@ -24,6 +24,7 @@ mod relocated;
 mod rootfs;
 mod seeing;
 mod sharing;
+mod silent;
 mod steps;
 mod stuck_files;
 mod timing;

@@ -1,4 +1,4 @@
-//! A file system whose files can be opened and are never read: the kernel waits for a server (fuse(4)) that does not answer.
+//! A file system whose files can be opened, and for whose server (fuse(4)) the kernel waits forever when they are used.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,8 +15,10 @@ const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
+const WRITE: u32 = 16;
 const STATFS: u32 = 17;
 const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
 const RELEASEDIR: u32 = 29;
@@ -25,11 +27,42 @@ const BATCH_FORGET: u32 = 42;
 /// The size of each file, in bytes.
 const SIZE: u64 = 1 << 20;
 
-/// The mounted file system. Each name in it is a file of 1 MiB that belongs to root; dropping it ends all reads with an error.
+/// What the server never answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// read(2), of any process.
+    Reads,
+    /// fstat(2) of other processes than the test.
+    Attributes,
+    /// fstatfs(2) of other processes than the test.
+    FileSystem,
+    /// close(2) of other processes than the test.
+    Flushes,
+    /// Writing out what was written, which stays in memory until then (`FUSE_WRITEBACK_CACHE`): close(2) of any process, also of the
+    /// last descriptor in a message.
+    Writes,
+}
+
+impl Silence {
+    /// Whether a request is left unanswered, of the thread `tid`. The test itself has to be able to open the files and to close them:
+    /// the server is a thread of it.
+    fn includes(self, operation: u32, tid: u32) -> bool {
+        let is_other = || !Path::new(&format!("/proc/self/task/{tid}")).exists();
+        match self {
+            Self::Reads => operation == READ,
+            Self::Attributes => operation == GETATTR && is_other(),
+            Self::FileSystem => operation == STATFS && is_other(),
+            Self::Flushes => operation == FLUSH && is_other(),
+            Self::Writes => operation == WRITE,
+        }
+    }
+}
+
+/// The mounted file system. Each name in it is a file of 1 MiB that belongs to root; dropping it ends all that waits with an error.
 #[derive(Debug)]
 pub(crate) struct StuckFiles {
     path: PathBuf,
-    reads: Arc<AtomicUsize>,
+    unanswered: Arc<AtomicUsize>,
     is_over: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
 }
@@ -40,24 +73,32 @@ impl StuckFiles {
     /// # Errors
     /// Those of opening `/dev/fuse` and of mount(2).
     pub(crate) fn mount(path: &Path) -> std::io::Result<Self> {
+        Self::silent(path, Silence::Reads)
+    }
+
+    /// Mounts one that never answers requests of one kind.
+    ///
+    /// # Errors
+    /// As for [`mount`](Self::mount).
+    pub(crate) fn silent(path: &Path, silence: Silence) -> std::io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt as _;
 
         let device =
             File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/fuse")?;
         let fd = device.as_raw_fd();
         mount("fuse", path, &format!("fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other"))?;
-        let reads = Arc::new(AtomicUsize::new(0));
+        let unanswered = Arc::new(AtomicUsize::new(0));
         let is_over = Arc::new(AtomicBool::new(false));
-        let (counted, ends) = (Arc::clone(&reads), Arc::clone(&is_over));
-        let server = std::thread::spawn(move || serve(&device, &counted, &ends));
-        // The server knows no FUSE_FLUSH, which the kernel learns here: it could wait for one when this process is killed.
+        let (counted, ends) = (Arc::clone(&unanswered), Arc::clone(&is_over));
+        let server = std::thread::spawn(move || serve(&device, silence, &counted, &ends));
+        // A server that knows no FUSE_FLUSH: the kernel learns that here, as it could wait for one when this process is killed.
         drop(File::open(path.join("first")));
-        Ok(Self { path: path.to_owned(), reads, is_over, server: Some(server) })
+        Ok(Self { path: path.to_owned(), unanswered, is_over, server: Some(server) })
     }
 
-    /// Returns how many reads wait for an answer.
+    /// Returns how many requests were left without an answer.
     pub(crate) fn waiting(&self) -> usize {
-        self.reads.load(Ordering::Acquire)
+        self.unanswered.load(Ordering::Acquire)
     }
 }
 
@@ -72,7 +113,7 @@ impl Drop for StuckFiles {
     }
 }
 
-fn serve(device: &File, reads: &AtomicUsize, is_over: &AtomicBool) {
+fn serve(device: &File, silence: Silence, unanswered: &AtomicUsize, is_over: &AtomicBool) {
     let mut inodes: HashMap<Vec<u8>, u64> = HashMap::new();
     let mut buffer = vec![0; 1 << 20];
     while !is_over.load(Ordering::Acquire) {
@@ -90,21 +131,27 @@ fn serve(device: &File, reads: &AtomicUsize, is_over: &AtomicBool) {
         let word = |at: usize| u32::from_le_bytes(buffer[at..at + 4].try_into().unwrap_or_default());
         let long = |at: usize| u64::from_le_bytes(buffer[at..at + 8].try_into().unwrap_or_default());
         let (operation, unique, node) = (word(4), long(8), long(16));
+        if silence.includes(operation, word(32)) {
+            unanswered.fetch_add(1, Ordering::AcqRel);
+            continue;
+        }
+        // Attributes that never hold are asked for each time.
+        let valid = if silence == Silence::Attributes { 0 } else { 3600_u64 };
         let answer = match operation {
-            INIT => Some(initialized()),
+            INIT => Some(initialized(silence)),
             LOOKUP => {
                 let name = buffer[40..length - 1].to_vec();
                 let next = inodes.len() as u64 + 2;
                 let inode = *inodes.entry(name).or_insert(next);
                 // nodeid, generation, entry_valid, attr_valid, the parts of seconds: zeros.
                 let mut entry: Vec<u8> =
-                    [inode, 0, 3600, 3600].iter().flat_map(|word| word.to_le_bytes()).collect();
+                    [inode, 0, 3600, valid].iter().flat_map(|word| word.to_le_bytes()).collect();
                 entry.extend([0; 8]);
                 entry.extend(attributes(inode));
                 Some(entry)
             }
             GETATTR => {
-                let mut found = 3600_u64.to_le_bytes().to_vec();
+                let mut found = valid.to_le_bytes().to_vec();
                 found.extend([0; 8]);
                 found.extend(attributes(node));
                 Some(found)
@@ -112,10 +159,8 @@ fn serve(device: &File, reads: &AtomicUsize, is_over: &AtomicBool) {
             OPEN | OPENDIR => Some(vec![0; 16]),
             STATFS => Some(vec![0; 80]),
             RELEASE | RELEASEDIR => Some(Vec::new()),
-            READ => {
-                reads.fetch_add(1, Ordering::AcqRel);
-                continue;
-            }
+            // Otherwise it is not known, which the kernel learns when the first file is closed.
+            FLUSH if silence == Silence::Flushes => Some(Vec::new()),
             FORGET | BATCH_FORGET | INTERRUPT => continue,
             _ => None,
         };
@@ -132,9 +177,11 @@ fn serve(device: &File, reads: &AtomicUsize, is_over: &AtomicBool) {
 }
 
 /// `struct fuse_init_out`: version 7.31, reads of up to 128 KiB.
-fn initialized() -> Vec<u8> {
+fn initialized(silence: Silence) -> Vec<u8> {
+    const WRITEBACK_CACHE: u32 = 1 << 16;
+    let flags = if silence == Silence::Writes { WRITEBACK_CACHE } else { 0 };
     let mut reply = Vec::new();
-    for word in [7_u32, 31, 0, 0, 0, 1 << 17, 1] {
+    for word in [7_u32, 31, 0, flags, 0, 1 << 17, 1] {
         reply.extend(word.to_le_bytes());
     }
     reply.resize(64, 0);
