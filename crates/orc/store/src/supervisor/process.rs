@@ -104,7 +104,7 @@ pub(crate) fn supervise(
         };
         let ended = receive_records(socket.as_fd(), &mut records, &mut is_complete, stop, pid);
         if matches!(ended, Ended::StopRequested) {
-            let has_stopped = stop_server(socket.as_fd());
+            let has_stopped = stop_server(socket.as_fd(), &mut records);
             match child.map(|child| end(child, EXIT_TIMEOUT)) {
                 Some(End::Ended(_)) => {}
                 Some(End::StillEnding) => {
@@ -224,11 +224,13 @@ fn is_ending(pid: i32) -> bool {
         || field("CoreDumping") == Some("1")
 }
 
-/// Shuts down all sockets and releases all locks (flock(2)): a process that is still ending has them open, too. Does nothing to other
-/// files.
+/// Shuts down all sockets, with the connections that were not accepted yet, and releases all locks (flock(2)): a process that is
+/// still ending has them open, too. Does nothing to other files.
 fn release_all(records: &Records) {
     for fd in records.values().filter_map(|(_, fd)| fd.as_ref()) {
         let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        // Nothing is added to the queue of a listening socket that was shut down; for others this fails at once.
+        while rustix::net::accept_with(fd, rustix::net::SocketFlags::CLOEXEC).is_ok() {}
         let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::Unlock);
     }
 }
@@ -251,7 +253,7 @@ fn is_stop_requested(stop: Option<BorrowedFd<'_>>, pause: Duration) -> bool {
 
 /// Asks the server to stop, and waits until it has closed the socket. If this side closed it, the server could notice that
 /// before it has read the message, and take the supervisor for dead. Returns whether it has closed the socket.
-fn stop_server(link: BorrowedFd<'_>) -> bool {
+fn stop_server(link: BorrowedFd<'_>, records: &mut Records) -> bool {
     let begin = Instant::now();
     let mut buffer = Vec::new();
     let mut is_open = send(link, &Message::Stop, None).is_ok();
@@ -259,7 +261,8 @@ fn stop_server(link: BorrowedFd<'_>) -> bool {
         let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         let mut waiting = [PollFd::from_borrowed_fd(link, PollFlags::IN)];
         if rustix::event::poll(&mut waiting, Some(&pause)).is_ok_and(|ready| ready > 0) {
-            is_open = matches!(receive(link, &mut buffer, |_, _| ()), Ok(Some(())));
+            // What it stores until then may have to be released.
+            is_open = matches!(receive_record(link, &mut buffer, records, &mut false), Ok(true));
         }
     }
     !is_open
