@@ -41,8 +41,14 @@ impl Warm {
         let socket = directory.path().join("socket");
         let log = fs::File::create(log(&directory)).context("cannot create the server's log")?;
         let mut command = Command::new(&program);
-        command.args(["warm", "serve", "--python", "--import", &modules.join(","), "--socket"]).arg(&socket);
-        command.args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command.args(["warm", "serve", "--python", "--workers", "1", "--import", &modules.join(",")]);
+        command
+            .arg("--socket")
+            .arg(&socket)
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         // What a terminal sends to a foreground process is for this program, which then ends the server.
         command.process_group(0);
         // SAFETY: one system call between fork and exec.

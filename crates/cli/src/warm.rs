@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use orrery_warm::client::{AsPython, Client, Job, Source, become_python, run_as_python};
 use orrery_warm::config::{self, Interpreter, Limits, Sandbox, ServerConfig, WorkerConfig};
+use orrery_warm::server::{self, Passed};
 
 use self::python_arguments::PythonArguments;
 use crate::units;
@@ -59,15 +60,18 @@ struct ServeArguments {
     imports: Vec<String>,
     #[command(flatten)]
     socket: SocketArgument,
-    /// Number of workers; each runs one script at a time
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    workers: usize,
+    /// Number of workers; each runs one script at a time [default: the number of CPUs that the process may use]
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
     /// Time limit of a script, such as 2s or 500ms [default: none]
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     timeout: Option<Duration>,
     /// Memory limit of a script beyond the interpreter's own, such as 256M [default: none]
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     memory: Option<u64>,
+    /// Reload when Python files below DIRECTORY change; may be given several times
+    #[arg(long, value_name = "DIRECTORY")]
+    watch: Vec<PathBuf>,
     /// Number of requests that may wait for a worker; further ones fail as busy
     #[arg(long, value_name = "N", default_value_t = 128)]
     queue: u16,
@@ -143,19 +147,22 @@ pub(crate) fn default_socket() -> Option<PathBuf> {
 }
 
 fn serve(arguments: ServeArguments) -> anyhow::Result<()> {
-    let socket = arguments.socket.path()?;
-    // The workers' working directory is the root, so that the server keeps no file system busy.
-    let socket = std::path::absolute(&socket)
-        .with_context(|| format!("cannot make {} an absolute path", socket.display()))?;
+    let passed = passed_sockets(&arguments)?;
+    let socket = match &passed {
+        Some(passed) => passed.path().to_owned(),
+        // The workers' working directory is the root, so that the server keeps no file system busy.
+        None => absolute(&arguments.socket.path()?)?,
+    };
     let sandbox = arguments.sandbox.then_some(Sandbox {
         read: arguments.read,
         write: arguments.write,
         net: arguments.net,
     });
-    orrery_warm::server::serve(&ServerConfig {
+    let config = ServerConfig {
         socket,
-        workers: arguments.workers,
+        workers: arguments.workers.unwrap_or_else(usable_cpus),
         queue: arguments.queue,
+        watch: arguments.watch.iter().map(|directory| absolute(directory)).collect::<anyhow::Result<_>>()?,
         worker: WorkerConfig {
             interpreter: interpreter(arguments.python.flatten().as_deref(), arguments.imports)?,
             isolation: match arguments.isolate {
@@ -168,8 +175,35 @@ fn serve(arguments: ServeArguments) -> anyhow::Result<()> {
             },
             sandbox,
         },
-    })?;
-    Ok(())
+    };
+    Ok(server::serve(&config, passed)?)
+}
+
+/// Takes the sockets that the service manager passed to this process, if it passed any.
+fn passed_sockets(arguments: &ServeArguments) -> anyhow::Result<Option<Passed>> {
+    let passed = orrery_sys::service_manager::passed_descriptors().context(
+        "cannot take the sockets that LISTEN_PID and LISTEN_FDS announce; unset these to do without",
+    )?;
+    if passed.is_empty() {
+        return Ok(None);
+    }
+    if let Some(socket) = &arguments.socket.socket {
+        bail!(
+            "cannot listen on {}: the service manager passed a socket to listen on; leave --socket out, or start the server \
+             without its socket unit",
+            socket.display()
+        );
+    }
+    Ok(Some(Passed::new(passed, arguments.queue)?))
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot make {} an absolute path", path.display()))
+}
+
+/// Returns the number of CPUs that this process may use: its affinity mask, and the CPU quota of its control group.
+fn usable_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Finds the interpreter, and asks it what it is.
@@ -197,8 +231,7 @@ fn interpreter(named: Option<&Path>, imports: Vec<String>) -> anyhow::Result<Int
 /// The absolute path of an interpreter; a name without a slash is looked for in `PATH`.
 fn find_interpreter(named: &Path) -> anyhow::Result<PathBuf> {
     if named.components().count() > 1 || named.is_absolute() {
-        return std::path::absolute(named)
-            .with_context(|| format!("cannot make {} an absolute path", named.display()));
+        return absolute(named);
     }
     let directories = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&directories)
@@ -210,7 +243,7 @@ fn find_interpreter(named: &Path) -> anyhow::Result<PathBuf> {
 fn run_program(arguments: RunArguments) -> anyhow::Result<()> {
     let socket = arguments.socket.path()?;
     let fallback = arguments.fallback.then(|| {
-        let interpreter = orrery_warm::server::interpreter_of(&socket).unwrap_or_else(|| "python3".into());
+        let interpreter = server::interpreter_of(&socket).unwrap_or_else(|| "python3".into());
         std::iter::once(interpreter.into_os_string())
             .chain(arguments.python.iter().cloned())
             .collect::<Vec<_>>()

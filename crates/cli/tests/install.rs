@@ -262,7 +262,7 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
     let mut served = installed.program("orrery");
     let socket = installed.project.join("socket");
     served
-        .args(["warm", "serve", "--python", "--socket"])
+        .args(["warm", "serve", "--python", "--workers", "1", "--socket"])
         .arg(&socket)
         .stdin(Stdio::null())
         .stdout(Stdio::null());

@@ -62,12 +62,14 @@ pub struct WorkerConfig {
 /// The settings of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Where to listen.
+    /// Where to listen, or where the socket listens that a service manager passed.
     pub socket: PathBuf,
     /// How many workers, each with one request at a time.
     pub workers: usize,
     /// How many connections may wait for a worker before clients get "busy".
     pub queue: u16,
+    /// Directories whose Python files the server watches, to reload when they change.
+    pub watch: Vec<PathBuf>,
     /// The settings of every worker.
     pub worker: WorkerConfig,
 }

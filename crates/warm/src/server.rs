@@ -5,15 +5,20 @@
 //! the kernel's listen queue is the queue, and its length the bound.
 
 mod control;
+mod entrance;
 mod main_loop;
+mod passed;
 mod reload;
 mod signalfd;
 mod socket;
+mod watch;
 mod worker_process;
 
 pub use main_loop::{ServeError, serve};
+pub use passed::{Passed, PassedError};
 pub(crate) use socket::is_claimed;
 pub use socket::{Claim, ClaimError, control_path, interpreter_of};
+pub use watch::WatchError;
 pub use worker_process::{WORKER_PROGRAM, find_worker_program};
 
 /// Exit status of a worker that could not undo everything its last request did, and must be replaced.

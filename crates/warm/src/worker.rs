@@ -22,11 +22,12 @@ pub use interpreter::{Ending, Interpreter};
 
 use crate::config::{Isolation, WorkerConfig};
 use crate::status::StatusPage;
-use connection::{accept, answer, connection_fd};
+use connection::{Entrance, accept, answer, connection_fd};
 use error::io_error;
 use sandbox::Protections;
 
-/// Serves connections from `listener` until the master shuts it, under the `protections` in force and those that
+/// Serves connections from `listener`, a listening socket or one through which the master sends connections, until the master
+/// shuts it, under the `protections` in force and those that
 /// `config` requests.
 ///
 /// # Errors
@@ -40,6 +41,7 @@ pub fn serve(
 ) -> Result<(), WorkerError> {
     crate::children::adopt_orphans().map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
     remember_processor();
+    let entrance = Entrance::new(listener)?;
     match config.isolation {
         Isolation::Fork => {
             let fork = fork::Fork::new(config.limits, protections)?;
@@ -47,7 +49,7 @@ pub fn serve(
             page.set_ready();
             loop {
                 page.wait();
-                let Some(connection) = accept(listener, connection_fd())? else { return Ok(()) };
+                let Some(connection) = accept(&entrance, connection_fd())? else { return Ok(()) };
                 page.begin(client_signals::inode(connection.as_raw_fd()));
                 let outcome = fork.run(&connection, page, interpreter)?;
                 answer(&connection, outcome, page.micros());
@@ -59,7 +61,7 @@ pub fn serve(
             lock(config, protections, interpreter)?;
             place.settle()?;
             page.set_ready();
-            place.serve(listener, page, interpreter)
+            place.serve(&entrance, page, interpreter)
         }
     }
 }

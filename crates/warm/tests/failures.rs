@@ -9,11 +9,12 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Server, is_alive, python, ran, serve_command, signal, told, ways};
+use common::{Server, default_serve_command, is_alive, python, ran, serve_command, signal, told, ways};
 use orrery_warm::client::{Client, Job};
 use orrery_warm::protocol::{self, Answer, Outcome};
 
@@ -135,6 +136,36 @@ fn a_socket_in_use_is_left_alone() {
     assert_eq!(fs::read(&path).unwrap(), b"a file");
 }
 
+/// A mask of one CPU, and all that the test may use.
+#[test]
+fn there_are_as_many_workers_as_usable_cpus() {
+    let way = ways()[0];
+    let usable = std::thread::available_parallelism().unwrap().get();
+    for (one, wanted) in [(true, 1), (false, usable)] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = default_serve_command(way);
+        command.arg("--socket").arg(directory.path().join("socket"));
+        // SAFETY: plain system calls between fork and exec, on sets that are initialized; nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                if one && libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) == 0 {
+                    let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &set));
+                    libc::CPU_ZERO(&mut set);
+                    libc::CPU_SET(first.unwrap_or(0), &mut set);
+                    if libc::sched_setaffinity(0, size_of_val(&set), &raw const set) == -1 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            });
+        }
+        let server = Server::start_command(way, directory, &mut command);
+        assert_eq!(server.workers().len(), wanted, "{}", server.log());
+        works(&server);
+    }
+}
+
 #[test]
 fn a_server_that_cannot_start_says_why() {
     let scratch = tempfile::tempdir().unwrap();
@@ -151,9 +182,16 @@ fn a_server_that_cannot_start_says_why() {
     };
     let said = refused(&["--import", "json,no_such_module"]);
     assert!(said.contains("ModuleNotFoundError: No module named 'no_such_module'"), "{said}");
+    // By the first of many workers, before the others start.
+    let text =
+        "import sys, time\nprint('begins', file=sys.stderr, flush=True)\ntime.sleep(0.5)\nraise SystemError";
+    fs::write(scratch.path().join("slow.py"), text).unwrap();
+    let said = refused(&["--workers", "4", "--import", "slow"]);
+    assert_eq!(said.matches("begins\n").count(), 1, "{said}");
     let said = refused(&["--import", "threaded"]);
     assert!(said.contains("importing 'threaded' started a thread"), "{said}");
     assert!(refused(&["--workers", "0"]).contains("at least one worker"));
+    assert!(refused(&["--workers", "many"]).contains("many"));
     assert!(refused(&["--timeout", "soon"]).contains("soon"));
     assert!(refused(&["--memory", "much"]).contains("much"));
     assert!(refused(&["--read", "/"]).contains("--sandbox"));

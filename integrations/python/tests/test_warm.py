@@ -19,7 +19,8 @@ class Warm(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         path = os.path.join(directory.name, "socket")
-        manager = serving(["warm", "serve", "--python=/usr/bin/python3", "--socket", path, *options], lambda: os.path.exists(path))
+        workers = [] if "--workers" in options else ["--workers", "1"]
+        manager = serving(["warm", "serve", "--python=/usr/bin/python3", *workers, "--socket", path, *options], lambda: os.path.exists(path))
         self.server = manager.__enter__()
         self.addCleanup(manager.__exit__, None, None, None)
         self.directory = directory.name

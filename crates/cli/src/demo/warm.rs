@@ -55,9 +55,9 @@ pub(super) fn show(stage: &mut Stage) -> Result<()> {
     let directory = stage.directory().join("warm");
     fs::create_dir_all(&directory).context("cannot make a directory for scripts")?;
     let socket = directory.join("socket");
-    let mut serve =
-        stage.orrery(["warm", "serve", "--python=/usr/bin/python3", "--timeout", "1s", "--memory", "256M"]);
-    let mut server = stage.start(serve.arg("--socket").arg(&socket).args(["--import", MODULES]))?;
+    let mut serve = stage.orrery(["warm", "serve", "--python=/usr/bin/python3", "--workers", "1"]);
+    serve.args(["--timeout", "1s", "--memory", "256M", "--import", MODULES, "--socket"]).arg(&socket);
+    let mut server = stage.start(&mut serve)?;
     while !socket.exists() {
         ensure!(server.complaint().is_empty(), "the server ended: {}", server.complaint());
         stage.pause(Duration::from_millis(20))?;

@@ -1,5 +1,8 @@
 //! The master of `orrery warm serve`, and its workers.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use orrery_testing::faults::{Faults, Server};
@@ -16,6 +19,11 @@ struct Warm {
 impl Warm {
     /// `None`, which is reported as skipped: there is no Python.
     fn start() -> Option<Self> {
+        Self::start_with(false)
+    }
+
+    /// With `passed`, its sockets are passed as a service manager does it.
+    fn start_with(passed: bool) -> Option<Self> {
         if !orrery_testing::is_there("python3") {
             return None;
         }
@@ -23,10 +31,31 @@ impl Warm {
         let _ = orrery_testing::built("orrery-warm-python");
         let directory = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
-        let mut command = Command::new(ORRERY);
-        command.args(["warm", "serve", "--python", "--workers", "2", "--timeout", "10s", "--socket"]);
-        let child =
-            command.arg(directory.path().join("socket")).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let socket = directory.path().join("socket");
+        let mut command = Command::new(if passed { "/bin/sh" } else { ORRERY });
+        if passed {
+            let listen = |path| OwnedFd::from(UnixListener::bind(path).unwrap());
+            let sockets = [listen(socket.clone()), listen(directory.path().join("socket.control"))];
+            // Out of the way of the numbers that they get.
+            let sockets = sockets.map(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 200).unwrap());
+            command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", ORRERY]).env("LISTEN_FDS", "2");
+            // SAFETY: plain system calls between fork and exec, on descriptors of the child; nothing is allocated.
+            unsafe {
+                command.pre_exec(move || {
+                    for (socket, number) in sockets.iter().zip(3..) {
+                        if libc::dup2(socket.as_raw_fd(), number) == -1 {
+                            return Err(std::io::Error::last_os_error());
+                        }
+                    }
+                    Ok(())
+                });
+            }
+        }
+        command.args(["warm", "serve", "--python", "--workers", "2", "--timeout", "10s"]);
+        if !passed {
+            command.arg("--socket").arg(&socket);
+        }
+        let child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
         let this = Self { child, directory };
         this.serves();
         Some(this)
@@ -75,7 +104,17 @@ impl Drop for Warm {
 /// A worker dies and is replaced, somebody asks how the server is, another worker's script runs: whatever of that fails, the master lives.
 #[test]
 fn the_master_survives_each_failing_call() {
-    let Some(warm) = Warm::start() else { return };
+    survives_each_failing_call(false);
+}
+
+/// It accepts the connections itself, and sends them to the workers.
+#[test]
+fn the_master_of_passed_sockets_survives_each_failing_call() {
+    survives_each_failing_call(true);
+}
+
+fn survives_each_failing_call(passed: bool) {
+    let Some(warm) = Warm::start_with(passed) else { return };
     let Some(faults) = Faults::attach(pid(&warm.child)) else { return };
     let work = || {
         if let Some(worker) = warm.workers().first() {

@@ -11,9 +11,12 @@ use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::control::ControlConnections;
+use super::entrance::Entrance;
+use super::passed::Passed;
 use super::reload::{Progress, Reload};
 use super::signalfd::{SignalFd, StopSignal};
-use super::socket::{Claim, ClaimError, note_interpreter};
+use super::socket::{Claim, ClaimError};
+use super::watch::{Watch, WatchError};
 use super::worker_process::{WorkerExit, WorkerProcess, find_worker_program};
 use crate::config::ServerConfig;
 use crate::protocol::{Health, Reloaded};
@@ -36,6 +39,9 @@ pub enum ServeError {
     /// The socket could not be claimed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// A directory cannot be watched.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// No workers were asked for.
     #[error("--workers 0: a server needs at least one worker")]
     NoWorkers,
@@ -80,11 +86,13 @@ enum Slot {
 struct Master<'a> {
     config: &'a ServerConfig,
     program: PathBuf,
-    claim: Claim,
+    entrance: Entrance,
+    /// One until the first worker is ready: see [`Master::add_slots`].
     slots: Vec<Slot>,
     /// Workers of before a reload, which finish what they have begun and then leave.
     retired: Vec<WorkerProcess>,
     reload: Option<Reload>,
+    watch: Option<Watch>,
     control: ControlConnections,
     signals: SignalFd,
     started: Instant,
@@ -100,11 +108,11 @@ struct Master<'a> {
     stopping: Option<Instant>,
 }
 
-/// Serves until `SIGTERM` or `SIGINT`; blocks these signals in the calling thread, which should be the only one.
+/// Serves at `config.socket`, or at the sockets that were passed, until `SIGTERM` or `SIGINT`; blocks these signals in the calling thread, which should be the only one.
 ///
 /// # Errors
 /// See [`ServeError`].
-pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
+pub fn serve(config: &ServerConfig, passed: Option<Passed>) -> Result<(), ServeError> {
     if config.workers == 0 {
         return Err(ServeError::NoWorkers);
     }
@@ -113,16 +121,22 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
     // Children that a dead worker leaves behind come to the master instead of escaping to init.
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
         .map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
-    let claim = Claim::take(&config.socket, config.queue)?;
-    note_interpreter(&config.socket, &config.worker.interpreter.executable)?;
+    // Before the workers import what is there.
+    let watch = Watch::new(&config.watch)?;
+    let entrance = match passed {
+        Some(passed) => Entrance::Passed(passed),
+        None => Entrance::Own(Claim::take(&config.socket, config.queue)?),
+    };
+    entrance.note_interpreter(&config.socket, &config.worker.interpreter.executable)?;
     let now = Instant::now();
     let mut master = Master {
         config,
         program,
-        claim,
-        slots: (0..config.workers).map(|_| Slot::StartAt(now)).collect(),
+        entrance,
+        slots: vec![Slot::StartAt(now)],
         retired: Vec::new(),
         reload: None,
+        watch,
         control: ControlConnections::new(),
         signals,
         started: now,
@@ -139,8 +153,9 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
 impl Master<'_> {
     fn run(&mut self) -> Result<(), ServeError> {
         loop {
+            self.add_slots();
             self.start_due_workers()?;
-            self.sleep();
+            self.sleep()?;
             match self.signals.take() {
                 Ok(Some(StopSignal::Stop)) if self.stopping.is_some() => return Ok(()),
                 Ok(Some(StopSignal::Stop)) => self.begin_to_stop(),
@@ -149,8 +164,9 @@ impl Master<'_> {
             }
             self.reap_workers()?;
             self.advance_reload();
+            self.reload_after_changes();
             self.renew_socket();
-            self.watch();
+            self.end_overdue();
             self.answer_questions();
             self.report_ready();
             if let Some(deadline) = self.stopping
@@ -175,6 +191,16 @@ impl Master<'_> {
         self.workers().chain(self.reload.iter().flat_map(|reload| &reload.workers))
     }
 
+    /// Makes room for the other workers when the first is ready: an import that fails is reported once, and not by each.
+    fn add_slots(&mut self) {
+        if self.slots.len() < self.config.workers
+            && matches!(&self.slots[..], [Slot::Running(worker), ..] if worker.is_ready())
+        {
+            let now = Instant::now();
+            self.slots.resize_with(self.config.workers, || Slot::StartAt(now));
+        }
+    }
+
     fn start_due_workers(&mut self) -> Result<(), ServeError> {
         if self.stopping.is_some() {
             return Ok(());
@@ -184,7 +210,7 @@ impl Master<'_> {
             if !matches!(slot, Slot::StartAt(due) if *due <= now) {
                 continue;
             }
-            match WorkerProcess::start(&self.program, &self.config.worker, self.claim.requests.as_fd()) {
+            match WorkerProcess::start(&self.program, &self.config.worker, self.entrance.requests()) {
                 Ok(worker) => *slot = Slot::Running(worker),
                 // Scripts run in the other workers, and the want of descriptors, processes or memory passes.
                 Err(error) if self.reported_ready => {
@@ -207,7 +233,7 @@ impl Master<'_> {
         if self.stopping.is_some() || self.renewal.is_none_or(|due| due > Instant::now()) {
             return;
         }
-        match self.claim.renew() {
+        match self.entrance.renew() {
             Ok(renewed) => {
                 self.renewal = None;
                 if renewed {
@@ -229,33 +255,64 @@ impl Master<'_> {
         }
     }
 
-    /// Sleeps until something happens.
-    fn sleep(&self) {
+    /// Sleeps until something happens that concerns more than the passing on of requests.
+    fn sleep(&mut self) -> Result<(), ServeError> {
+        let deadline = self.next_deadline();
+        // What comes before a worker can take it waits at the socket, for another server if this one cannot start.
+        let relays = self.reported_ready || self.workers().any(WorkerProcess::is_ready);
+        loop {
+            let woken = self.wait(deadline, relays);
+            if !relays {
+                return Ok(());
+            }
+            let relayed = self.entrance.relay();
+            if relayed.map_err(io_error("accepting on the passed socket, which was shut down"))? {
+                self.renewal.get_or_insert_with(Instant::now);
+                return Ok(());
+            }
+            if woken || Instant::now() >= deadline {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for descriptors until `deadline`, and for requests to relay; returns whether something else happened than their
+    /// arrival.
+    fn wait(&self, deadline: Instant, relays: bool) -> bool {
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
         fn add<'a>(fds: &mut Vec<PollFd<'a>>, fd: BorrowedFd<'a>) {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
         add(&mut fds, self.signals.as_fd());
+        if let Some(watch) = &self.watch {
+            add(&mut fds, watch.fd());
+        }
         self.all_workers().for_each(|worker| add(&mut fds, worker.pidfd()));
         self.control.poll_fds().for_each(|fd| add(&mut fds, fd));
         if self.control.has_room() {
-            add(&mut fds, self.claim.control.as_fd());
+            add(&mut fds, self.entrance.control());
         }
-        let timeout = self.next_deadline().map(|at| {
-            let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            }
-        });
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let others = fds.len();
+        let entrance = self.entrance.poll_fd().filter(|_| relays);
+        fds.extend(entrance.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+        let at = self.entrance.deadline().map_or(deadline, |entrance| entrance.min(deadline));
+        let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Ok(_) => fds[..others].iter().any(|fd| !fd.revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => true,
             // Short of memory: whatever has happened is looked for all the same.
-            Err(_) => std::thread::sleep(MIN_RESTART_DELAY),
+            Err(_) => {
+                std::thread::sleep(MIN_RESTART_DELAY);
+                true
+            }
         }
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
+    fn next_deadline(&self) -> Instant {
         let now = Instant::now();
         let starts = self.slots.iter().filter_map(|slot| match slot {
             Slot::StartAt(due) if self.stopping.is_none() => Some(*due),
@@ -264,14 +321,16 @@ impl Master<'_> {
         // Until the workers are ready there is no event that tells when they are.
         let starting = !self.reported_ready || self.reload.is_some();
         let readiness = starting.then(|| now + Duration::from_millis(10));
-        let watch = [now + self.watch_period()];
-        let others = starts.chain(readiness).chain(self.renewal).chain(watch);
-        others.chain(self.control.deadline()).chain(self.stopping).min()
+        let overdue = now + self.overdue_period();
+        // Changes during a start or a reload wait until its end, which is looked for anyway.
+        let changes = self.watch.as_ref().and_then(Watch::due).filter(|_| self.may_reload().is_ok());
+        let others = starts.chain(readiness).chain(self.renewal).chain(changes);
+        others.chain(self.control.deadline()).chain(self.stopping).fold(overdue, Instant::min)
     }
 
     /// How often the master looks for overdue requests, often enough to be at most half as late again as the limit; and
     /// for workers that are busy with themselves.
-    fn watch_period(&self) -> Duration {
+    fn overdue_period(&self) -> Duration {
         let limit = self.config.worker.limits.time;
         limit.map_or(UNDO_LIMIT / 4, |limit| {
             (limit / 2).clamp(Duration::from_millis(50), Duration::from_secs(1))
@@ -359,7 +418,8 @@ impl Master<'_> {
         Ok(Instant::now() + restart_delay(&mut self.failed_starts))
     }
 
-    fn watch(&mut self) {
+    /// Kills workers that take too long.
+    fn end_overdue(&mut self) {
         let limit = self.config.worker.limits.time;
         let serving = self.slots.iter_mut().filter_map(|slot| match slot {
             Slot::Running(worker) => Some(worker),
@@ -378,7 +438,7 @@ impl Master<'_> {
     fn answer_questions(&mut self) {
         let mut control = std::mem::replace(&mut self.control, ControlConnections::new());
         if control.has_room() {
-            control.admit(self.claim.control.as_fd());
+            control.admit(self.entrance.control());
         }
         let reload = Cell::new(false);
         let ask_reload = || {
@@ -407,37 +467,68 @@ impl Master<'_> {
         Ok(())
     }
 
+    /// Reloads if a burst of changes of the watched files has ended.
+    fn reload_after_changes(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        let due = watch.look().unwrap_or_else(|error| {
+            tracing::warn!("{:#}; its changes may go unnoticed", anyhow::Error::from(error));
+            false
+        });
+        if due && self.may_reload().is_ok() {
+            self.watch.iter_mut().for_each(Watch::forget);
+            tracing::info!("Python files have changed");
+            self.begin_reload();
+        }
+    }
+
     fn begin_reload(&mut self) {
         let begin = || -> anyhow::Result<Reload> {
-            let socket = self.claim.prepare_next()?;
-            let start = |_| WorkerProcess::start(&self.program, &self.config.worker, socket.requests.as_fd());
-            let workers: Result<Vec<_>, _> = (0..self.config.workers).map(start).collect();
-            let workers = workers.with_context(|| format!("cannot start {}", self.program.display()))?;
-            Ok(Reload::new(socket, workers))
+            let mut reload = Reload::new(self.entrance.prepare_next()?, self.config.workers);
+            self.start_new_workers(&mut reload, 1)?;
+            Ok(reload)
         };
         match begin() {
             Ok(reload) => {
-                tracing::info!(workers = reload.workers.len(), "reloading: new workers start");
+                tracing::info!(workers = self.config.workers, "reloading: new workers start");
                 self.reload = Some(reload);
             }
             Err(error) => self.conclude_reload(&Reloaded::Failed(format!("{error:#}"))),
         }
     }
 
+    /// Starts new workers until there are `number`.
+    fn start_new_workers(&self, reload: &mut Reload, number: usize) -> anyhow::Result<()> {
+        while reload.workers.len() < number {
+            let requests = reload.entrance.requests();
+            let worker = WorkerProcess::start(&self.program, &self.config.worker, requests)
+                .with_context(|| format!("cannot start {}", self.program.display()))?;
+            reload.workers.push(worker);
+        }
+        Ok(())
+    }
+
     fn advance_reload(&mut self) {
-        let Some(reload) = &mut self.reload else { return };
+        let Some(mut reload) = self.reload.take() else { return };
         let how = match reload.progress() {
-            Progress::Waits => return,
+            Progress::Waits => {
+                self.reload = Some(reload);
+                return;
+            }
+            Progress::FirstReady => match self.start_new_workers(&mut reload, self.config.workers) {
+                Ok(()) => {
+                    self.reload = Some(reload);
+                    return;
+                }
+                Err(error) => Reloaded::Failed(format!("{error:#}")),
+            },
             Progress::Failed(reason) => Reloaded::Failed(reason),
-            Progress::Ready => match self.claim.replace(&mut reload.socket) {
+            Progress::Ready => match self.entrance.replace(&mut reload.entrance) {
                 Ok(()) => Reloaded::Done { workers: u32::try_from(reload.workers.len()).unwrap_or(u32::MAX) },
                 Err(error) => Reloaded::Failed(format!("{:#}", anyhow::Error::from(error))),
             },
         };
         // Workers that do not come into a slot end with their values.
-        if let Some(reload) = self.reload.take()
-            && matches!(how, Reloaded::Done { .. })
-        {
+        if matches!(how, Reloaded::Done { .. }) {
             tracing::info!(seconds = reload.elapsed().as_secs_f64(), "reloaded");
             self.renewal = None;
             self.failed_starts = 0;
@@ -459,7 +550,11 @@ impl Master<'_> {
     }
 
     fn health(&self) -> Health {
-        let workers: Vec<_> = self.workers().map(WorkerProcess::health).collect();
+        let mut workers: Vec<_> = self.workers().map(WorkerProcess::health).collect();
+        if self.slots.len() < self.config.workers {
+            // The others are not there to be listed yet.
+            workers.iter_mut().for_each(|worker| worker.ready = false);
+        }
         Health {
             uptime: self.started.elapsed().as_secs(),
             served: self.served_before + workers.iter().map(|worker| worker.served).sum::<u64>(),
@@ -469,7 +564,8 @@ impl Master<'_> {
     }
 
     fn report_ready(&mut self) {
-        if self.reported_ready || self.workers().filter(|worker| worker.is_ready()).count() < self.slots.len()
+        if self.reported_ready
+            || self.workers().filter(|worker| worker.is_ready()).count() < self.config.workers
         {
             return;
         }
@@ -489,9 +585,7 @@ impl Master<'_> {
         if self.reload.take().is_some() {
             self.conclude_reload(&Reloaded::Failed("the server is about to end".to_owned()));
         }
-        // Workers take what is queued, then find the socket shut and leave. Nothing can go wrong here that a
-        // later deadline would not mend.
-        let _ = rustix::net::shutdown(&self.claim.requests, rustix::net::Shutdown::Both);
+        self.entrance.shut();
         let patience = self.config.worker.limits.time.map_or(STOP_TIMEOUT, |limit| limit + 2 * KILL_DELAY);
         self.stopping = Some(Instant::now() + patience);
     }

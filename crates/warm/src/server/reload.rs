@@ -1,13 +1,16 @@
 //! Reloading: new workers, which import everything anew, take the place of those that serve.
 //!
+//! One new worker starts first, and the others when it is ready, so that an import that fails is reported once.
+//!
 //! The new workers accept on a socket of their own, which clients do not find before all of them are ready. Then it is
 //! renamed over the present one, in one step, and that one is shut: its workers finish what they have begun and what was
-//! queued for them, and leave. A new worker that ends before it is ready ends the reload, and nothing has changed. So no
+//! queued for them, and leave. Where the socket was passed by a service manager, the new workers have a queue of their own
+//! instead, into which the master puts all requests from then on. A new worker that ends before it is ready ends the reload, and nothing has changed. So no
 //! request is refused or lost by a reload, whether it succeeds or not.
 
 use std::time::{Duration, Instant};
 
-use super::socket::NextSocket;
+use super::entrance::NextEntrance;
 use super::worker_process::{WorkerExit, WorkerProcess};
 
 /// How long the new workers may take until they are ready.
@@ -16,9 +19,11 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// A reload that is under way.
 pub(super) struct Reload {
     /// Where the new workers accept.
-    pub(super) socket: NextSocket,
-    /// The new workers.
+    pub(super) entrance: NextEntrance,
+    /// The new workers that were started.
     pub(super) workers: Vec<WorkerProcess>,
+    /// How many there are to be.
+    wanted: usize,
     began: Instant,
 }
 
@@ -27,6 +32,8 @@ pub(super) struct Reload {
 pub(super) enum Progress {
     /// Some of the new workers are not ready.
     Waits,
+    /// The first is, and the others are to be started.
+    FirstReady,
     /// All are.
     Ready,
     /// It fails, for this reason.
@@ -34,9 +41,9 @@ pub(super) enum Progress {
 }
 
 impl Reload {
-    /// Begins with these workers, which were just started.
-    pub(super) fn new(socket: NextSocket, workers: Vec<WorkerProcess>) -> Self {
-        Self { socket, workers, began: Instant::now() }
+    /// Begins without workers, of which there are to be `wanted`.
+    pub(super) fn new(entrance: NextEntrance, wanted: usize) -> Self {
+        Self { entrance, workers: Vec::new(), wanted, began: Instant::now() }
     }
 
     /// When it fails, unless all workers are ready by then.
@@ -63,7 +70,7 @@ impl Reload {
             }
         }
         if self.workers.iter().all(WorkerProcess::is_ready) {
-            Progress::Ready
+            if self.workers.len() < self.wanted { Progress::FirstReady } else { Progress::Ready }
         } else if Instant::now() >= self.deadline() {
             Progress::Failed(format!("the new workers were not ready within {} s", LIMIT.as_secs()))
         } else {

@@ -35,6 +35,9 @@ pub enum ClaimError {
         /// The path.
         path: PathBuf,
     },
+    /// The queue of a server whose socket was passed cannot be made.
+    #[error("making a queue for workers")]
+    Queue(#[source] io::Error),
     /// The system refused.
     #[error("{operation} {path}")]
     Io {
@@ -176,6 +179,40 @@ impl Claim {
         self.requests = listen(&self.path, i32::from(self.queue), SocketFlags::CLOEXEC)?;
         access.give(&self.path)?;
         Ok(true)
+    }
+}
+
+/// The control socket beside a socket that was passed. It is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct OwnControl {
+    /// Where the master accepts, non-blocking.
+    pub(super) socket: OwnedFd,
+    path: PathBuf,
+    // Held for its lock.
+    _lock: File,
+}
+
+impl OwnControl {
+    /// Makes the control socket of the one at `path`.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]; nothing was changed then.
+    pub(super) fn take(path: &Path) -> Result<Self, ClaimError> {
+        let control = control_path(path);
+        if SocketAddrUnix::new(&control).is_err() {
+            return Err(ClaimError::TooLong { path: path.to_owned() });
+        }
+        let lock = take_lock(path)?;
+        make_way(&control)?;
+        let socket = listen(&control, 128, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        Ok(Self { socket, path: control, _lock: lock })
+    }
+}
+
+impl Drop for OwnControl {
+    fn drop(&mut self) {
+        // Where it is removed already, all is as wanted. The lock file stays, as that of a claim does.
+        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use orrery_sys::service_manager::LISTEN_VARIABLES;
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, PidfdFlags};
 
@@ -68,7 +69,7 @@ pub(super) struct WorkerExit {
 }
 
 impl WorkerProcess {
-    /// Starts a worker that accepts on `listener`.
+    /// Starts a worker that takes its connections from `listener`: a listening socket, or a queue of connections.
     ///
     /// Must be called on the thread that lives as long as the server: the kernel kills the worker when the thread
     /// that started it ends (`PR_SET_PDEATHSIG`).
@@ -81,6 +82,7 @@ impl WorkerProcess {
         command.args(inherited.map(|fd| fd.to_string())).arg(parent.to_string());
         // Functions that are bound at their first call would be bound anew in every request.
         command.env("LD_BIND_NOW", "1");
+        LISTEN_VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // SAFETY: the closure calls only async-signal-safe functions and does not allocate.
         unsafe { command.pre_exec(move || prepare_child(&inherited)) };

@@ -21,7 +21,7 @@ use orrery_rollback::{self as rollback, Children, KeptBuffer, Rollback};
 
 use super::attributes::{self, Attributes};
 use super::client_signals::{self, Reason};
-use super::connection::{REQUEST_TIMEOUT, accept, answer};
+use super::connection::{Entrance, REQUEST_TIMEOUT, accept, answer};
 use super::error::{WorkerError, io_error};
 use super::interpreter::{Ending, Interpreter};
 use super::registers;
@@ -80,10 +80,10 @@ impl InPlace {
         Ok(())
     }
 
-    /// Serves connections from `listener` until the master shuts it.
+    /// Serves connections from `entrance` until the master shuts it.
     pub(super) fn serve(
         &mut self,
-        listener: &OwnedFd,
+        entrance: &Entrance<'_>,
         page: &StatusPage,
         interpreter: &dyn Interpreter,
     ) -> Result<(), WorkerError> {
@@ -137,7 +137,7 @@ impl InPlace {
             }
             client_signals::forget_arrivals();
             page.wait();
-            match accept(listener, number) {
+            match accept(entrance, number) {
                 Ok(Some(connection)) => {
                     page.begin(client_signals::inode(number));
                     ControlFlow::Continue(connection)

@@ -6,6 +6,8 @@
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -44,6 +46,8 @@ pub struct Server {
     pub child: Child,
     pub directory: tempfile::TempDir,
     pub way: Way,
+    /// Those that were passed to it, as a service manager has them.
+    pub sockets: Vec<OwnedFd>,
 }
 
 impl Server {
@@ -56,9 +60,25 @@ impl Server {
         let socket = directory.path().join("socket");
         let mut command = serve_command(way, &socket, options);
         command.envs(variables.iter().copied());
+        Self::start_command(way, directory, &mut command)
+    }
+
+    /// Starts a server to which its socket is passed as systemd does it, and with `control` the one beside it.
+    pub fn start_passed(way: Way, control: bool, options: &[&str], variables: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let sockets = listeners(directory.path(), control);
+        let mut command = passed_command(way, &sockets, options);
+        command.envs(variables.iter().copied());
+        let mut server = Self::start_command(way, directory, &mut command);
+        server.sockets = sockets;
+        server
+    }
+
+    /// Starts a server by `command`, whose socket is in `directory`.
+    pub fn start_command(way: Way, directory: tempfile::TempDir, command: &mut Command) -> Self {
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let child = command.stderr(log).spawn().unwrap();
-        let server = Self { child, directory, way };
+        let server = Self { child, directory, way, sockets: Vec::new() };
         server.wait_until("the workers are ready", || {
             let output = server.orrery(&["status"]).output().unwrap();
             output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("starting")
@@ -120,14 +140,58 @@ impl Drop for Server {
     }
 }
 
-/// Returns the command that starts a server for a test.
+/// Returns the command that starts a server for a test, with one worker unless `options` have another number.
 pub fn serve_command(way: Way, socket: &Path, options: &[&str]) -> Command {
+    let mut command = default_serve_command(way);
+    command.arg("--socket").arg(socket).args(options).args(one_worker(options));
+    command
+}
+
+fn one_worker(options: &[&str]) -> &'static [&'static str] {
+    if options.contains(&"--workers") { &[] } else { &["--workers", "1"] }
+}
+
+/// Returns listening sockets for a server in `directory`: for requests, and with `control` for that.
+pub fn listeners(directory: &Path, control: bool) -> Vec<OwnedFd> {
+    let names = ["socket", "socket.control"].into_iter().take(1 + usize::from(control));
+    names.map(|name| UnixListener::bind(directory.join(name)).unwrap().into()).collect()
+}
+
+/// Returns the command that starts a server to which `sockets` are passed as descriptors 3 and up (`sd_listen_fds(3)`).
+pub fn passed_command(way: Way, sockets: &[OwnedFd], options: &[&str]) -> Command {
+    let serve = default_serve_command(way);
+    let mut command = Command::new("/bin/sh");
+    settle_environment(&mut command);
+    command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    command.args(options).args(one_worker(options));
+    command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+        .env("LISTEN_FDS", sockets.len().to_string())
+        .env("LISTEN_FDNAMES", vec!["x"; sockets.len()].join(":"));
+    command.stdin(Stdio::null());
+    // Out of the way of the numbers that they get.
+    let sockets: Vec<OwnedFd> =
+        sockets.iter().map(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 200).unwrap()).collect();
+    // SAFETY: plain system calls between fork and exec, on descriptors of the child; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            for (socket, number) in sockets.iter().zip(3..) {
+                if libc::dup2(socket.as_raw_fd(), number) == -1 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    command
+}
+
+/// Returns the command that starts a server with the default socket and number of workers.
+pub fn default_serve_command(way: Way) -> Command {
     let mut command = Command::new(orrery_testing::built("orrery"));
     settle_environment(&mut command);
-    command
-        .args(["warm", "serve", "--python", "--isolate", way.isolation, "--socket"])
-        .arg(socket)
-        .args(options);
+    command.args(["warm", "serve", "--python", "--isolate", way.isolation]);
     if let Some(tracker) = way.tracker {
         command.env("ORRERY_TRACKER", tracker);
     }
