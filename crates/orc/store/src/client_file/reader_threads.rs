@@ -322,6 +322,10 @@ mod tests {
             let _ = sender.send(Ok(6));
         });
         assert_eq!(local, Ok(6), "local files have threads of their own");
+        // It ends a moment after it has replied; until then more may wait.
+        eventually("only those that hang are left", || {
+            readers.0.lock().get(&bad).is_some_and(|account| account.threads.values().all(Thread::is_stuck))
+        });
         // What its clients send now waits to be closed, within a bound.
         let mut others = Vec::new();
         while readers.may_receive(&bad) {
