@@ -54,12 +54,13 @@ impl Options {
         self.events
     }
 
-    /// Has this process, which is about to become the program, join, if the options or the policy say so.
+    /// Has a process join, which runs this program or is about to become it, if the options or the policy say so.
     ///
     /// # Errors
     /// There is no manager, or it refuses: the program is not run without what it was to have.
     pub(crate) fn join(
         &self,
+        pid: i32,
         program: &Path,
         policy: Option<&Manager>,
         journal: Option<i32>,
@@ -77,7 +78,6 @@ impl Options {
         }
         let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
         let joining = Joining { socket, name, values, journal };
-        let pid = std::process::id().cast_signed();
         let joined = join(&joining, pid)?;
         let reserves = joining.values.iter().any(|(class, _)| class == "cpu.target");
         if let Some(how) = consequence(joined.mechanism).filter(|_| reserves) {

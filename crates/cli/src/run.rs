@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use orrery_hijack::policy::Manager;
 use orrery_hijack::{Hijack, Options, Policy};
 
+use crate::trace::attached::Attached;
 use crate::trace::{self, Extras, Style};
 
 /// Run a program under an executive, through which all its system calls pass
@@ -52,8 +54,13 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     manager: crate::manager::Options,
 
+    /// Put the executive under a process that runs already, for what it and what it starts do from now on, in place of a program; repeatable
+    #[arg(short = 'p', long, value_name = "PID,...", value_delimiter = ',', conflicts_with_all = ["command", "enforce", "check"],
+        value_parser = clap::value_parser!(i32).range(1..))]
+    attach: Vec<i32>,
+
     /// The program and its arguments
-    #[arg(required_unless_present = "check", trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required_unless_present_any = ["check", "attach"], trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -69,6 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
         anyhow::bail!("cannot mount {inner}: it is within {outer}, which is mounted, too; mount one archive");
     }
+    let own = std::process::id().cast_signed();
     if arguments.enforce {
         if let Some(mount) = services.mounts.first() {
             anyhow::bail!(
@@ -79,31 +87,59 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         let policy = policy.unwrap_or_default();
         if let Some(program) = arguments.command.first().filter(|_| !arguments.check) {
-            arguments.manager.join(Path::new(program), policy.manager(), None)?;
+            arguments.manager.join(own, Path::new(program), policy.manager(), None)?;
         }
         return enforce::run(arguments, policy.with_services(services));
     }
     if arguments.check {
         return Ok(());
     }
-    let Some((program, rest)) = arguments.command.split_first() else {
-        anyhow::bail!("no program given");
-    };
     let logs = policy.as_ref().is_some_and(Policy::tells) && !arguments.manager.receives_calls();
     let log = open_log(arguments)?;
     let policy = policy.unwrap_or_default().with_services(services);
-    let manager = policy.manager().cloned();
+    let (manager, stays) = (policy.manager().cloned(), policy.denies());
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
     let options = options.strict(!arguments.no_strict);
+    let Some((program, rest)) = arguments.command.split_first() else {
+        return attach(arguments, options, manager.as_ref(), logs.then_some(log), stays);
+    };
     let hijack = Hijack::start(options)?;
     let journal = arguments.manager.receives_calls().then(|| hijack.journal());
-    arguments.manager.join(Path::new(program), manager.as_ref(), journal)?;
+    arguments.manager.join(own, Path::new(program), manager.as_ref(), journal)?;
     crate::pipes::restore();
     if !logs {
         return Err(hijack.execute(program, rest).into());
     }
     let status = trace::follow(&hijack, program, rest, log, Style::default(), Extras::default())?;
     trace::end_as(status)
+}
+
+/// Puts executives under processes that run. Stays while they do, where the policy logs calls, to write them.
+///
+/// # Errors
+/// None of the processes gets an executive, or a manager refuses one.
+fn attach(
+    arguments: &Arguments,
+    options: Options,
+    manager: Option<&Manager>,
+    log: Option<Box<dyn Write + Send>>,
+    stays: bool,
+) -> anyhow::Result<()> {
+    let mut processes = Attached::find(&arguments.attach)?;
+    let hijack = Hijack::prepare()?;
+    let journal = arguments.manager.receives_calls().then(|| hijack.journal());
+    for process in &arguments.attach {
+        let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+        arguments.manager.join(*process, &program, manager, journal)?;
+    }
+    crate::pipes::restore();
+    match log {
+        Some(log) => {
+            let (style, extras) = (Style::default(), Extras::default());
+            trace::follow_running(&hijack, options, processes, log, style, extras, stays)
+        }
+        None => processes.attach(&hijack, options),
+    }
 }
 
 /// Opens the file for the calls that the policy logs.

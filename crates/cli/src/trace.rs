@@ -1,5 +1,6 @@
 //! `orrery trace`: what system calls a program makes: each of them, or how often and for how long.
 
+pub(crate) mod attached;
 mod callers;
 mod clock;
 mod forward;
@@ -25,6 +26,7 @@ use clap::{ArgAction, Args};
 use orrery_hijack::policy::Detail;
 use orrery_hijack::{Events, Hijack, Options, Policy};
 
+use attached::Attached;
 use clock::Clock;
 pub(crate) use line::Style;
 pub(crate) use line::Writer;
@@ -135,9 +137,10 @@ pub(crate) struct Arguments {
     #[arg(short, action = ArgAction::Count, hide = true)]
     quiet: u8,
 
-    /// Refused: an executive cannot attach to a running program
-    #[arg(short = 'p', value_name = "PID", hide = true)]
-    attach: Option<String>,
+    /// Trace a process that runs already, and what it starts from now on, until it ends or this command is interrupted; repeatable
+    #[arg(short = 'p', long, value_name = "PID,...", value_delimiter = ',', conflicts_with = "command",
+        value_parser = clap::value_parser!(i32).range(1..))]
+    attach: Vec<i32>,
 
     /// The program and its arguments
     #[arg(required_unless_present = "attach", trailing_var_arg = true, value_name = "PROGRAM")]
@@ -149,15 +152,6 @@ pub(crate) struct Arguments {
 /// # Errors
 /// Where the program could not be started, or nothing be written.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(process) = &arguments.attach {
-        anyhow::bail!(
-            "cannot attach to process {process}: an executive is put under a program when it is executed; start the program with \
-             `orrery trace`, or use `strace -p {process}`"
-        );
-    }
-    let Some((program, rest)) = arguments.command.split_first() else {
-        anyhow::bail!("no program given");
-    };
     let policy = arguments.policy.as_deref().map(crate::run::read).transpose()?.unwrap_or_default();
     if policy.manager().is_some() {
         anyhow::bail!("cannot honour [manager]: a trace serves no program; orrery run --policy does");
@@ -190,13 +184,32 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let timed = arguments.count && !arguments.untimed;
     let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
     let options = options.strict(!arguments.no_strict);
+    // What it denies is not to be allowed because nobody looks any more.
+    let stays = policy.denies();
+    let target = match arguments.command.split_first() {
+        Some((program, rest)) => Target::Program(program, rest),
+        None => Target::Running(Attached::find(&arguments.attach)?),
+    };
     let status = if arguments.count {
-        let hijack = Hijack::start(options.policy(policy))?;
-        crate::pipes::restore();
+        let hijack = Hijack::prepare()?;
         let clock = Clock::start();
-        let child = hijack.spawn(program, rest)?;
-        forward::to(child.pid());
-        let status = child.wait()?;
+        let options = options.policy(policy);
+        let status = match target {
+            Target::Program(program, rest) => {
+                hijack.attend(options)?;
+                crate::pipes::restore();
+                let child = hijack.spawn(program, rest)?;
+                forward::to(child.pid());
+                Some(child.wait()?)
+            }
+            Target::Running(mut processes) => {
+                processes.attach(&hijack, options)?;
+                crate::pipes::restore();
+                let running = processes.wait().context("cannot wait for the processes")?;
+                attached::leave(&hijack, &running, stays);
+                None
+            }
+        };
         let mut counts = hijack.counts();
         counts.calls.retain(|call| {
             arguments.call.is_empty() || call.number.is_some_and(|number| selected.contains(&number))
@@ -232,11 +245,31 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if arguments.stack_trace {
             all = all.then(crate::faults::places::stay()?);
         }
-        let hijack = Hijack::start(options.policy(all))?;
-        crate::pipes::restore();
-        follow(&hijack, program, rest, output, style, Extras { watched: &watched, files })?
+        let extras = Extras { watched: &watched, files };
+        match target {
+            Target::Program(program, rest) => {
+                let hijack = Hijack::start(options.policy(all))?;
+                crate::pipes::restore();
+                Some(follow(&hijack, program, rest, output, style, extras)?)
+            }
+            Target::Running(processes) => {
+                let hijack = Hijack::prepare()?;
+                crate::pipes::restore();
+                follow_running(&hijack, options.policy(all), processes, output, style, extras, stays)?;
+                None
+            }
+        }
     };
-    end_as(status)
+    match status {
+        Some(status) => end_as(status),
+        None => Ok(()),
+    }
+}
+
+/// What is traced.
+enum Target<'a> {
+    Program(&'a OsString, &'a [OsString]),
+    Running(Attached),
 }
 
 /// What a trace has beside the calls that a policy logs.
@@ -290,6 +323,34 @@ pub(crate) fn follow(
     }
     report_unfollowed(hijack);
     Ok(status?)
+}
+
+/// Attaches to processes that run, and writes the calls that the policy logs, until they have ended or this process is interrupted. Then it
+/// detaches from those that go on, unless the policy `stays`.
+///
+/// # Errors
+/// Where none of them gets an executive, or nothing can be written.
+pub(crate) fn follow_running(
+    hijack: &Hijack,
+    options: Options,
+    mut processes: Attached,
+    output: Box<dyn Write + Send>,
+    style: Style,
+    extras: Extras<'_>,
+    stays: bool,
+) -> anyhow::Result<()> {
+    let mut logger = Logger::prepare(hijack, output, style);
+    if let Some(files) = extras.files {
+        logger.writer.separate(files);
+    }
+    processes.attach(hijack, options)?;
+    let logging = logger.start();
+    let running = processes.wait().context("cannot wait for the processes");
+    attached::leave(hijack, running.as_deref().unwrap_or_default(), stays);
+    logging.finish()?;
+    running?;
+    report_unfollowed(hijack);
+    Ok(())
 }
 
 /// Writes the calls that a policy logs.

@@ -5,6 +5,8 @@
 use std::ffi::{c_int, c_long, c_void};
 use std::io;
 use std::mem::MaybeUninit;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Why a tracee stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,14 @@ pub enum Stop {
 
 /// The `word` of a ptrace request that needs none.
 const NONE: usize = 0;
+/// `NT_X86_XSTATE`: the registers of the FPU and of vectors.
+const EXTENDED_STATE: usize = 0x202;
+/// More than the extended state of any processor so far, in bytes.
+const MAX_EXTENDED_STATE: usize = 16 << 10;
+/// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` (Linux 6.4).
+const GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+/// How often it is looked whether a tracee has stopped.
+const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 const SIGNAL_SET: usize = 8;
 
 fn ptrace(request: libc::c_uint, pid: libc::pid_t, address: usize, data: usize) -> io::Result<c_long> {
@@ -55,7 +65,7 @@ pub fn wait_for_any() -> Option<(Tracee, Stop)> {
     wait_for(-1, libc::__WALL | libc::__WNOTHREAD).map(|(pid, stop)| (Tracee { pid }, stop))
 }
 
-/// Waits for a thread that this one traces, or for any (-1).
+/// Waits for a thread that this one traces, or for any (-1). With `WNOHANG`, the thread ID is 0 if none has stopped.
 fn wait_for(pid: libc::pid_t, flags: c_int) -> Option<(libc::pid_t, Stop)> {
     let mut status = 0;
     let pid = loop {
@@ -118,6 +128,19 @@ impl Tracee {
     /// Waits for it to stop.
     pub fn wait(&self) -> Stop {
         wait_for(self.pid, libc::__WALL).map_or(Stop::Gone, |(_, stop)| stop)
+    }
+
+    /// Waits until a time for it to stop; `None`: it has not. A thread that sleeps in the kernel so that only its death could wake
+    /// it, as one whose `vfork` child runs, does not stop.
+    pub fn wait_until(&self, deadline: Instant) -> Option<Stop> {
+        loop {
+            match wait_for(self.pid, libc::__WALL | libc::WNOHANG) {
+                Some((0, _)) if Instant::now() >= deadline => return None,
+                Some((0, _)) => thread::sleep(LOOK_INTERVAL),
+                Some((_, stop)) => return Some(stop),
+                None => return Some(Stop::Gone),
+            }
+        }
     }
 
     /// Waits for it to stop, where this thread traces no other one. A thread that executes a program takes the PID of its process;
@@ -183,6 +206,42 @@ impl Tracee {
         ptrace(libc::PTRACE_SETREGS, self.pid, NONE, registers).map(drop)
     }
 
+    /// Returns the registers of its FPU and vectors, in the form of XSAVE (`PTRACE_GETREGSET`).
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped.
+    pub fn extended_state(&self) -> io::Result<Vec<u8>> {
+        let mut state = vec![0; MAX_EXTENDED_STATE];
+        let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+        ptrace(libc::PTRACE_GETREGSET, self.pid, EXTENDED_STATE, (&raw mut vector).expose_provenance())?;
+        state.truncate(vector.iov_len);
+        Ok(state)
+    }
+
+    /// Sets what [`Tracee::extended_state`] returned.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped. `EINVAL`: no thread can have this state.
+    pub fn set_extended_state(&self, state: &[u8]) -> io::Result<()> {
+        let vector = libc::iovec { iov_base: state.as_ptr().cast_mut().cast(), iov_len: state.len() };
+        let vector = (&raw const vector).expose_provenance();
+        ptrace(libc::PTRACE_SETREGSET, self.pid, EXTENDED_STATE, vector).map(drop)
+    }
+
+    /// Returns the address and the length of the code whose system calls are not dispatched to a handler of its own, if others are
+    /// (`PR_SET_SYSCALL_USER_DISPATCH`).
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped. `EIO`: a kernel before 6.4.
+    pub fn undispatched_code(&self) -> io::Result<Option<(u64, u64)>> {
+        // `struct ptrace_sud_config`: mode, selector, offset, length.
+        let mut config = [0_u64; 4];
+        let at = config.as_mut_ptr().expose_provenance();
+        ptrace(GET_SYSCALL_USER_DISPATCH_CONFIG, self.pid, size_of_val(&config), at)?;
+        let [mode, _, start, length] = config;
+        Ok((mode != 0).then_some((start, length)))
+    }
+
     /// Returns the number of the system call that it has entered, if it stopped for that ([`Stop::Call`]) before the kernel looked at it
     /// (`PTRACE_GET_SYSCALL_INFO`, Linux 5.3).
     #[must_use]
@@ -195,6 +254,17 @@ impl Tracee {
             let info = info.assume_init();
             (info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then_some(info.u.entry.nr)
         }
+    }
+
+    /// Returns its signal mask; that of a thread in sigsuspend(2) and its like is the one that it will have afterwards.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped.
+    pub fn mask(&self) -> io::Result<u64> {
+        let mut mask = 0_u64;
+        let at = (&raw mut mask).expose_provenance();
+        ptrace(libc::PTRACE_GETSIGMASK, self.pid, SIGNAL_SET, at)?;
+        Ok(mask)
     }
 
     /// Sets its signal mask.

@@ -15,6 +15,8 @@ struct Aligned<T: ?Sized>(T);
 static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/executive.so")));
 pub(crate) static ELF: &[u8] = &ALIGNED.0;
 pub(crate) const PAGE: u64 = 4096;
+/// The instruction.
+pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// An image, as it lies in memory that begins at address zero.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(crate) struct Image {
     pub(crate) code: Range<u64>,
     /// Where `ORRERY_CONFIG` is.
     pub(crate) config: u64,
+    /// Where there is a `syscall` instruction, in the code.
+    syscall: u64,
     entries: usize,
     relative: Vec<(usize, u64)>,
     /// Nothing before this depends on where the image lies.
@@ -41,6 +45,8 @@ pub(crate) struct Entries {
     pub(crate) restorer: u64,
     /// What has to run first.
     pub(crate) boot: u64,
+    /// A `syscall` instruction.
+    pub(crate) syscall: u64,
 }
 
 fn broken(what: impl ToString) -> Error {
@@ -88,15 +94,12 @@ impl Image {
         }
         let entries = index(symbol("ORRERY_ENTRIES")?)?;
         let split = relative.iter().map(|(at, _)| *at).fold(entries, usize::min);
-        let image = Self {
-            length,
-            code: code.ok_or_else(|| broken("it has no code"))?,
-            config: symbol("ORRERY_CONFIG")?,
-            entries,
-            relative,
-            split,
-            bytes,
-        };
+        let code = code.ok_or_else(|| broken("it has no code"))?;
+        let executed = bytes.get(index(code.start)?..).unwrap_or(&[]);
+        let syscall = executed.windows(SYSCALL.len()).position(|pair| pair == SYSCALL);
+        let syscall = code.start + syscall.ok_or_else(|| broken("it makes no calls"))? as u64;
+        let image =
+            Self { length, code, syscall, config: symbol("ORRERY_CONFIG")?, entries, relative, split, bytes };
         if index(image.code.end)? > image.shareable() {
             return Err(broken("code and data share a page"));
         }
@@ -136,7 +139,8 @@ impl Image {
             bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
         };
         let [handler, restorer, boot] = [0, 8, 16].map(|offset| entry(self.entries + offset));
-        (bytes, Entries { handler, restorer, boot })
+        let syscall = base + self.syscall;
+        (bytes, Entries { handler, restorer, boot, syscall })
     }
 }
 
@@ -153,9 +157,9 @@ mod tests {
         let written = image.bytes.len() - image.shareable();
         assert!(written < 16 << 10, "{written} bytes are not zero, and not code");
         let end = index(image.config).unwrap() + 100;
-        let (bytes, Entries { handler, restorer, boot }) = image.placed(0x10_0000, end);
+        let (bytes, Entries { handler, restorer, boot, syscall }) = image.placed(0x10_0000, end);
         assert!(image.fixed().len() + bytes.len() >= end);
-        assert!([handler, boot].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
+        assert!([handler, boot, syscall].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
         // The restorer performs system call 15.
         let at = usize::try_from(restorer - 0x10_0000).unwrap();
         assert_eq!(image.fixed()[at..at + 9], [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05]);

@@ -13,6 +13,11 @@
 //! makes a thread that ignores the signal (handlers are gone by then) receive it from then on. Who ignores it is
 //! stopped before its calls, too, which needs no signal.
 
+pub(crate) mod attach;
+pub(crate) mod detach;
+pub(crate) mod halt;
+mod puppet;
+
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::collections::HashMap;
 use std::fs;
@@ -22,19 +27,19 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use libc::c_long;
-use orrery_hijack_image::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
+use orrery_hijack_image::config::{ACTION_FLAGS, Action, Config, RANGES, Range, boot, service};
 use orrery_hijack_image::shared_page::{SharedPage, Unfollowed};
 
 use crate::archive::Mounted;
-use crate::image::{Image, PAGE};
+use crate::image::{Entries, Image, PAGE};
 use crate::maps::Maps;
 use crate::policy::{Policy, Strictness};
 use crate::shared_code::{self, SharedCode};
 use crate::shared_segment::{SharedSegment, UserMemory};
 use crate::unfollowed;
 use orrery_sys::process_memory;
-use orrery_sys::ptrace::{Stop, Tracee};
+use orrery_sys::ptrace::Tracee;
+use puppet::{LATE, Puppet};
 
 /// How the executive is to behave.
 #[derive(Debug)]
@@ -67,13 +72,6 @@ impl Tables {
     }
 }
 
-/// How often a thread may stop on its way to a call.
-const MOST_STOPS: usize = 1000;
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// Where the vDSO's `syscall` is looked for.
-const VDSO_BYTES: usize = 4096;
-/// What a function may use below a stack pointer that it was not called with.
-const BELOW: u64 = 256;
 /// What `cs` holds in 64-bit programs.
 const LONG_MODE: u64 = 0x33;
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
@@ -86,112 +84,6 @@ pub(crate) struct Home<'a> {
     pub(crate) page: &'a SharedPage,
     /// Finds whose a process's memory is to be.
     pub(crate) user_of: &'a dyn Fn(libc::pid_t) -> Option<(usize, Arc<UserMemory>)>,
-}
-
-/// A thread that is made to perform system calls.
-struct Puppet<'a> {
-    tracee: &'a mut Tracee,
-    registers: libc::user_regs_struct,
-    gadget: u64,
-    /// What to put back at `gadget`.
-    covered: Option<u64>,
-    /// The mask that the program is to begin with.
-    mask: u64,
-    /// It may be stopped by SIGTRAP.
-    trappable: bool,
-    /// Signals that it was sent meanwhile, and is to have afterwards: those of [`LATE`].
-    late: [bool; LATE.len()],
-}
-
-/// Signals that may arrive: what cannot be blocked, and what is not any more once the kernel has forced it.
-const LATE: [libc::c_int; 2] = [libc::SIGTRAP, libc::SIGSTOP];
-
-impl Puppet<'_> {
-    fn run_to_call(&mut self) -> io::Result<()> {
-        // What forces a signal on the thread would do so for ever.
-        for _ in 0..MOST_STOPS {
-            self.tracee.resume_to_syscall(0)?;
-            match self.tracee.wait_over_exec() {
-                Stop::Call => return Ok(()),
-                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-                // All others are blocked.
-                Stop::Signal(signal) => {
-                    let _blocked = self.is_late(signal);
-                }
-                _ => {}
-            }
-        }
-        Err(io::ErrorKind::TimedOut.into())
-    }
-
-    /// Lets it make the call that it stands at.
-    fn step_over_call(&mut self) -> io::Result<()> {
-        let behind = self.gadget + SYSCALL.len() as u64;
-        for _ in 0..MOST_STOPS {
-            self.tracee.step()?;
-            match self.tracee.wait_over_exec() {
-                Stop::Signal(libc::SIGTRAP) if self.tracee.registers()?.rip == behind => return Ok(()),
-                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-                Stop::Signal(signal) if self.is_late(signal) => {}
-                // What is not blocked is forced: a filter of the program's does not let it call.
-                Stop::Signal(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
-                _ => {}
-            }
-        }
-        Err(io::ErrorKind::TimedOut.into())
-    }
-
-    /// Whether a signal can be one that was sent; it is kept for later then.
-    fn is_late(&mut self, signal: libc::c_int) -> bool {
-        let place = LATE.iter().position(|late| *late == signal).and_then(|index| self.late.get_mut(index));
-        place.map(|place| *place = true).is_some()
-    }
-
-    fn call(&mut self, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
-        let mut registers = self.registers;
-        [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] = arguments;
-        registers.rax = number.cast_unsigned();
-        registers.orig_rax = u64::MAX;
-        registers.rip = self.gadget;
-        self.tracee.set_registers(&registers)?;
-        if self.trappable {
-            self.step_over_call()?;
-        } else {
-            self.run_to_call()?;
-            self.run_to_call()?;
-        }
-        let result = self.tracee.registers()?.rax.cast_signed();
-        if (-4095..0).contains(&result) {
-            return Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO)));
-        }
-        Ok(result.cast_unsigned())
-    }
-
-    /// Runs a function that ends with SIGSYS, and its result in rbx. Its third argument is the program's stack pointer.
-    fn run(&mut self, function: u64, [first, second]: [u64; 2]) -> io::Result<()> {
-        let mut registers = self.registers;
-        (registers.rdi, registers.rsi, registers.rdx) = (first, second, registers.rsp);
-        registers.rip = function;
-        registers.rsp = registers.rsp.wrapping_sub(BELOW) & !15;
-        registers.orig_rax = u64::MAX;
-        self.tracee.set_registers(&registers)?;
-        for _ in 0..MOST_STOPS {
-            self.tracee.resume(0);
-            match self.tracee.wait_over_exec() {
-                Stop::Signal(libc::SIGSYS) => {
-                    let result = self.tracee.registers()?.rbx.cast_signed();
-                    let error = i32::try_from(-result).unwrap_or(libc::EIO);
-                    return if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
-                }
-                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-                Stop::Signal(signal) if self.is_late(signal) => {}
-                // What is not blocked is forced: the image does not run here.
-                Stop::Signal(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
-                _ => {}
-            }
-        }
-        Err(io::ErrorKind::TimedOut.into())
-    }
 }
 
 /// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that
@@ -243,46 +135,29 @@ fn prepare(
     if registers.cs != LONG_MODE {
         return Err(Unfollowed::Foreign);
     }
-    let mut puppet =
-        Puppet { tracee, registers, gadget: 0, covered: None, mask, trappable, late: [false; LATE.len()] };
+    let mut puppet = Puppet {
+        tracee,
+        registers,
+        gadget: 0,
+        stack: None,
+        covered: None,
+        mask,
+        trappable,
+        late: [false; LATE.len()],
+    };
     // To the end of the execve, which would overwrite rax.
     puppet.run_to_call().map_err(failed)?;
     puppet.registers = puppet.tracee.registers().map_err(failed)?;
     puppet.registers.orig_rax = u64::MAX;
     let maps = Maps::of(puppet.tracee.pid()).map_err(failed)?;
-    find_gadget(&mut puppet, &maps).map_err(failed)?;
-    let arranged = arrange(&mut puppet, &maps, image, home, settings);
-    if let Some(word) = puppet.covered {
-        puppet.tracee.replace_word(puppet.gadget, word).map_err(failed)?;
+    puppet.find_gadget(&maps).map_err(failed)?;
+    let arranged = arrange(&mut puppet, &maps, image, home, settings, Begin::Program);
+    if let Some((at, word)) = puppet.covered {
+        puppet.tracee.replace_word(at, word).map_err(failed)?;
     }
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
     arranged.map_err(failed)?;
     Ok(puppet.late)
-}
-
-/// A `syscall` instruction: the vDSO's, or one that lies over the program's first instruction meanwhile.
-fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
-    /// Where it is in the vDSO, which is the same for all programs.
-    static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
-    let pid = puppet.tracee.pid();
-    if let Some(vdso) = maps.vdso {
-        let look = || {
-            let mut bytes = vec![0; VDSO_BYTES];
-            process_memory::read(pid, vdso, &mut bytes).ok()?;
-            Some(bytes.windows(2).position(|pair| pair == SYSCALL)? as u64)
-        };
-        if let Some(offset) = *OFFSET.get_or_init(look) {
-            puppet.gadget = vdso + offset;
-            return Ok(());
-        }
-    }
-    let at = puppet.registers.rip;
-    let mut word = [0; 8];
-    process_memory::read(pid, at, &mut word)?;
-    word[..2].copy_from_slice(&SYSCALL);
-    puppet.covered = Some(puppet.tracee.replace_word(at, u64::from_le_bytes(word))?);
-    puppet.gadget = at;
-    Ok(())
 }
 
 /// Whether programs may read `fs` without the kernel, and have the instruction that hashes it.
@@ -307,6 +182,15 @@ fn protection_keys() -> u32 {
         let has = __cpuid(0).eax >= EXTENDED_STATE && __cpuid_count(7, 0).ecx & OSPKE != 0;
         if has { __cpuid_count(EXTENDED_STATE, PKRU).ebx } else { 0 }
     })
+}
+
+/// Where a program is when it gets its executive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    /// Before its first instruction. Whose memory it has is known unless the program acts as another user than the one that executed it.
+    Program,
+    /// Anywhere. Whose memory it has is known.
+    Running,
 }
 
 /// What is put into the process: the image, and behind it the policy's table.
@@ -340,12 +224,13 @@ fn arrange(
     image: &Image,
     home: &Home<'_>,
     settings: &Settings,
-) -> io::Result<()> {
+    begin: Begin,
+) -> io::Result<Entries> {
     let load = Load::new(puppet.tracee.pid(), image, settings)?;
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
     let base = puppet.call(libc::SYS_mmap, [0, load.length(), protection, flags, u64::MAX, 0])?;
-    let result = furnish(puppet, base, maps, &load, home, settings);
+    let result = furnish(puppet, base, maps, &load, home, settings, begin);
     if result.is_err() {
         puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
     }
@@ -359,7 +244,8 @@ fn furnish(
     load: &Load<'_>,
     home: &Home<'_>,
     settings: &Settings,
-) -> io::Result<()> {
+    begin: Begin,
+) -> io::Result<Entries> {
     let image = load.image;
     let pid = puppet.tracee.pid();
     let config = usize::try_from(image.config).unwrap_or(0);
@@ -433,13 +319,17 @@ fn furnish(
         let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
         puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
     }
-    let precise = u64::from(settings.policy.services().sleep.is_some());
-    match puppet.run(entries.boot, [0, precise]) {
+    let precise = if settings.policy.services().sleep.is_some() { boot::PRECISE } else { 0 };
+    let (checked, options) = match begin {
+        Begin::Program => (0, precise),
+        Begin::Running => (1, precise | boot::RUNNING),
+    };
+    match puppet.run(entries.boot, [checked, options]) {
         // It acts as another user than the program that has executed it.
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
             let found = (home.user_of)(pid).ok_or(io::ErrorKind::PermissionDenied)?;
             process_memory::write(pid, base + (config + offset_of!(Config, user)) as u64, [&user(found.0)])?;
-            puppet.run(entries.boot, [1, precise])?;
+            puppet.run(entries.boot, [1, options])?;
             found.1.page().followed.fetch_add(1, Relaxed);
         }
         result => {
@@ -447,7 +337,7 @@ fn furnish(
             home.page.followed.fetch_add(1, Relaxed);
         }
     }
-    Ok(())
+    Ok(entries)
 }
 
 /// Which services are on in a process: numbers of users may change where nobody has said yet what they are in its

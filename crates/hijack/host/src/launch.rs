@@ -10,6 +10,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use orrery_hijack_image::request_slots::{self, FutexOps};
 use orrery_hijack_image::request_slots::{EXEC, EXEC_FAILED, YES};
@@ -20,6 +21,8 @@ use crate::error::{Error, Result};
 use crate::events::Events;
 use crate::futex::Futex;
 use crate::image::Image;
+use crate::inject::detach;
+use crate::inject::halt::Refusal;
 use crate::inject::{Settings, Tables};
 use crate::policy::{Policy, Strictness};
 use crate::shared_code::SharedCode;
@@ -136,6 +139,54 @@ impl Hijack {
     /// # Errors
     /// Where no process could be made.
     pub fn attend(&self, options: Options) -> Result<()> {
+        self.supervise(options, &[]).map(drop)
+    }
+
+    /// Puts executives under processes that run, and under all that these start from now on; to be called in place of
+    /// [`Hijack::attend`], of which all else holds. Returns those that have none, with the reason.
+    ///
+    /// Threads of a process are stopped meanwhile, for a millisecond or so. A system call that is interrupted is made again as after a
+    /// stop by a signal. A process keeps its executive until it ends or executes a program in which it cannot be followed.
+    ///
+    /// # Errors
+    /// Where no supervisor could be started.
+    pub fn attach(&self, options: Options, processes: &[i32]) -> Result<Vec<(i32, String)>> {
+        self.supervise(options, processes)
+    }
+
+    /// Takes the executives away from all programs of this run that this process may trace, which go on without. Returns those that keep
+    /// theirs, with the reason.
+    ///
+    /// The image stays in a process, and nothing refers to it when the threads that are in it have returned. A policy is not applied to the
+    /// programs any more.
+    #[must_use]
+    pub fn detach(&self) -> Vec<(i32, String)> {
+        let mut seen = vec![std::process::id().cast_signed(), self.supervisor()];
+        let mut kept = Vec::new();
+        // Children that were made meanwhile are found by looking again.
+        loop {
+            let found = detach::attached_to(self.segment.verdicts_id());
+            let new: Vec<i32> = found.into_iter().filter(|process| !seen.contains(process)).collect();
+            if new.is_empty() {
+                return kept;
+            }
+            for process in new {
+                seen.push(process);
+                // A thread of its own: the kernel lets what it traces go when it ends.
+                let detach = || detach::detach(process, &self.image);
+                let result = thread::scope(|scope| scope.spawn(detach).join());
+                let reason = match result {
+                    Ok(Ok(true) | Err(Refusal::Absent)) => continue,
+                    Ok(Ok(false)) => "its executive is another one".to_owned(),
+                    Ok(Err(refusal)) => refusal.to_string(),
+                    Err(_) => "the thread that traces it has failed".to_owned(),
+                };
+                kept.push((process, reason));
+            }
+        }
+    }
+
+    fn supervise(&self, options: Options, running: &[i32]) -> Result<Vec<(i32, String)>> {
         let segment = &self.segment;
         let Options { mut counted, timed, patch, threshold, policy, strict } = options;
         let strictness = Strictness { strict, messages: unfollowed::standard_error() };
@@ -145,7 +196,7 @@ impl Hijack {
         let (code, tables) = (self.code.clone(), Tables::default());
         let settings =
             Settings { code, counted, timed, patch, threshold, policy, strictness, mounted, tables };
-        supervisor::start(segment, Arc::clone(&self.image), settings)
+        supervisor::start(segment, Arc::clone(&self.image), settings, running)
     }
 
     /// The process number of the supervisor, as the shared memory has it, where tracees can write.

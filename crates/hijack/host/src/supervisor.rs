@@ -13,6 +13,7 @@ mod stale_requests;
 mod thread_pool;
 
 use std::ffi::{c_int, c_uint};
+use std::io::{self, PipeWriter, Read as _, Write as _};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, mpsc};
@@ -29,6 +30,8 @@ use crate::error::{Error, Result};
 use crate::futex::Futex;
 use crate::identity;
 use crate::image::Image;
+use crate::inject::attach::attach;
+use crate::inject::halt::Refusal;
 use crate::inject::{Home, Settings, inject};
 use crate::rewrite_window;
 use crate::shared_segment::{SharedSegment, UserMemory};
@@ -41,11 +44,19 @@ use thread_pool::{ThreadPool, Work};
 /// How often to look whether tracees are left.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Starts a supervisor for a shared page. Returns when it is ready to be asked: requests that come earlier wait.
+/// Starts a supervisor for a shared page, which puts executives under these processes first. Returns when it is ready to be asked:
+/// requests that come earlier wait. Returns why processes have no executive.
 ///
 /// # Errors
 /// Where no process could be made.
-pub(crate) fn start(segment: &Arc<SharedSegment>, image: Arc<Image>, settings: Settings) -> Result<()> {
+pub(crate) fn start(
+    segment: &Arc<SharedSegment>,
+    image: Arc<Image>,
+    settings: Settings,
+    running: &[libc::pid_t],
+) -> Result<Vec<(libc::pid_t, String)>> {
+    let (mut reports, report) =
+        io::pipe().map_err(|source| Error::System { operation: "make a pipe", source })?;
     // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
     unsafe {
         let middle = libc::fork();
@@ -58,10 +69,11 @@ pub(crate) fn start(segment: &Arc<SharedSegment>, image: Arc<Image>, settings: S
             if supervisor != 0 {
                 libc::_exit(c_int::from(supervisor < 0));
             }
-            leave(&settings);
-            Supervisor { segment: Arc::clone(segment), image, settings }.serve();
+            leave(&settings, report.as_raw_fd());
+            Supervisor { segment: Arc::clone(segment), image, settings }.serve(running, report);
             libc::_exit(0);
         }
+        drop(report);
         let mut status = 0;
         while libc::waitpid(middle, &raw mut status, 0) < 0 {
             if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
@@ -72,13 +84,29 @@ pub(crate) fn start(segment: &Arc<SharedSegment>, image: Arc<Image>, settings: S
             return Err(Error::system("make a process for the supervisor"));
         }
     }
-    Ok(())
+    if running.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut text = String::new();
+    reports
+        .read_to_string(&mut text)
+        .map_err(|source| Error::System { operation: "read what the supervisor reports", source })?;
+    let of = |process: &libc::pid_t| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{process} ")));
+        // One that has ended has written nothing.
+        (*process, line.unwrap_or("the supervisor has ended").to_owned())
+    };
+    Ok(running.iter().map(of).filter(|(_, reason)| reason != ATTACHED).collect())
 }
 
-/// Leaves everything behind that the program could notice us by, but what its mounts lead to.
-fn leave(settings: &Settings) {
+/// What is reported of a process that has an executive.
+const ATTACHED: &str = "attached";
+
+/// Leaves everything behind that the program could notice us by, but what its mounts lead to, and the pipe for reports.
+fn leave(settings: &Settings, report: c_int) {
+    let mounted = settings.mounted.iter().map(|mounted| mounted.root.as_raw_fd());
     let mut kept: Vec<c_uint> =
-        settings.mounted.iter().filter_map(|mounted| mounted.root.as_raw_fd().try_into().ok()).collect();
+        mounted.chain([report]).filter_map(|descriptor| descriptor.try_into().ok()).collect();
     kept.sort_unstable();
     let mut first = 0;
     // SAFETY: closes what this process inherited and does not use; the standard descriptors lead nowhere from here on.
@@ -112,7 +140,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn serve(self) {
+    fn serve(self, running: &[libc::pid_t], mut report: PipeWriter) {
         // It lives as long as its process.
         let supervisor: &'static Self = Box::leak(Box::new(self));
         let segment = &supervisor.segment;
@@ -138,17 +166,31 @@ impl Supervisor {
             };
             let mut served: Vec<_> =
                 segment.users().into_iter().enumerate().map(|(user, memory)| serve(user, memory)).collect();
+            let find_or_add = |identity: &Identity, served: &mut Vec<_>| {
+                segment.find(identity).or_else(|| {
+                    let prepare = |user, memory: &Arc<UserMemory>| {
+                        let reader = segment.first().journal().reader.load(Relaxed);
+                        memory.journal().reader.store(reader, Relaxed);
+                        served.push(serve(user, Arc::clone(memory)));
+                    };
+                    segment.add(identity, prepare).ok()
+                })
+            };
+            for process in running {
+                let user = identity::of_thread(*process).map(|identity| find_or_add(&identity, &mut served));
+                let result = match user {
+                    None => Err(Refusal::Absent),
+                    Some(None) => Err(Refusal::Crowded),
+                    Some(Some(user)) => supervisor.attach(*process, user),
+                };
+                let text = result.map_or_else(|refusal| refusal.to_string(), |()| ATTACHED.to_owned());
+                let _unread = writeln!(report, "{process} {text}");
+            }
+            drop(report);
             loop {
                 match asked.recv_timeout(INTERVAL) {
                     Ok(NewUser { identity, reply }) => {
-                        let found = segment.find(&identity).or_else(|| {
-                            let prepare = |user, memory: &Arc<UserMemory>| {
-                                let reader = segment.first().journal().reader.load(Relaxed);
-                                memory.journal().reader.store(reader, Relaxed);
-                                served.push(serve(user, Arc::clone(memory)));
-                            };
-                            segment.add(&identity, prepare).ok()
-                        });
+                        let found = find_or_add(&identity, &mut served);
                         // The thread that has asked waits for it.
                         let _received = reply.send(found);
                     }
@@ -171,6 +213,19 @@ impl Supervisor {
                 ring(pool.work().memory.page());
             }
         });
+    }
+}
+
+impl Supervisor {
+    /// Puts an executive under a process that runs, which has the memory of this user.
+    fn attach(&self, process: libc::pid_t, user: usize) -> std::result::Result<(), Refusal> {
+        let Self { segment, image, settings } = self;
+        let users = segment.users();
+        let page = users.get(user).ok_or(Refusal::Crowded)?.page();
+        let begin = || attach(process, image, &Home { segment, user, page, user_of: &|_| None }, settings);
+        // A thread of its own: the kernel lets what it traces go when it ends.
+        let attached = thread::scope(|scope| scope.spawn(begin).join());
+        attached.unwrap_or_else(|_| std::process::abort())
     }
 }
 

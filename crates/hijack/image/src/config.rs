@@ -30,6 +30,14 @@ pub struct Action {
     pub mask: AtomicU64,
 }
 
+impl Action {
+    /// Returns its fields, in the kernel's order.
+    #[must_use]
+    pub fn fields(&self) -> [&AtomicU64; 4] {
+        [&self.handler, &self.flags, &self.restorer, &self.mask]
+    }
+}
+
 /// The image's exported `ORRERY_CONFIG`.
 #[repr(C)]
 pub struct Config {
@@ -99,6 +107,24 @@ pub mod service {
     pub const USER: u64 = 8;
     /// File systems are seen where the kernel has none.
     pub const MOUNT: u64 = 16;
+}
+
+/// What the executive's beginning is to do, one bit each.
+pub mod boot {
+    /// Have timers end without slack.
+    pub const PRECISE: u64 = 1;
+    /// The program runs already: take over its signal handlers, and leave its auxiliary vector.
+    pub const RUNNING: u64 = 2;
+    /// The program has the executive already: arm dispatch in this further thread of it alone.
+    pub const THREAD: u64 = 4;
+    /// With [`THREAD`]: the thread has SIGSYS blocked.
+    pub const SIGSYS_BLOCKED: u64 = 8;
+    /// Leave the program: restore its code and its handlers, and turn dispatch off. With [`THREAD`], turn it off in this further thread alone.
+    pub const END: u64 = 16;
+    /// A result of [`END`]: the thread has SIGSYS blocked.
+    pub const SIGSYS_IS_BLOCKED: u64 = 1;
+    /// A result of [`END`]: a SIGSYS was sent to the thread, or to the process, and is pending.
+    pub const SIGSYS_IS_PENDING: u64 = 2;
 }
 
 /// `SA_SIGINFO`.

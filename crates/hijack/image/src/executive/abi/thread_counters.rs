@@ -142,6 +142,14 @@ pub(crate) fn before_thread(base: Option<u64>) {
     }
 }
 
+/// In a thread of a program that ran before it had the executive: there may be others.
+pub(crate) fn adopt() {
+    if available() {
+        THREADED.store(1, Relaxed);
+        claim_for(current());
+    }
+}
+
 fn forget() {
     for owner in &TABLE {
         owner.complement.store(NOBODY, Relaxed);

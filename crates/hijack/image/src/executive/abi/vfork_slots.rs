@@ -3,8 +3,9 @@
 //! A slot is taken for as long as a thread waits in `vfork`.
 
 use core::ptr;
-use core::sync::atomic::{AtomicU32, Ordering::Release};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
+use crate::config::Action;
 use crate::executive::abi::pool::{Item, Pool};
 use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::syscall::ENOMEM;
@@ -48,6 +49,10 @@ pub(crate) struct Vfork {
     pub(crate) own: u64,
     /// Whether the parent has SIGSYS blocked.
     pub(crate) sigsys_blocked: bool,
+    /// What the child wants done with SIGSYS, which is its own from the call on.
+    pub(crate) sigsys_action: Action,
+    /// The child's thread ID; zero before it runs, and where nothing is called that the program did not call.
+    child: AtomicU32,
 }
 
 // SAFETY: integers, and a pointer that nobody follows before it was set.
@@ -57,12 +62,55 @@ unsafe impl Item for Slot {
         taker: ptr::null(),
         home: 0,
         length: 0,
-        call: Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0, sigsys_blocked: false },
+        call: Vfork {
+            call: [0; 7],
+            clone3: [0; CLONE_ARGUMENTS],
+            stack: 0,
+            own: 0,
+            sigsys_blocked: false,
+            sigsys_action: Action {
+                handler: AtomicU64::new(0),
+                flags: AtomicU64::new(0),
+                restorer: AtomicU64::new(0),
+                mask: AtomicU64::new(0),
+            },
+            child: AtomicU32::new(0),
+        },
         stack: [0; STACK],
     };
 }
 
 static SLOTS: Pool<Slot> = Pool::new();
+/// How many children there are that share the memory while their parents wait.
+static CHILDREN: AtomicU32 = AtomicU32::new(0);
+
+/// The calling thread is the child of this slot.
+pub(crate) fn begin_child(slot: *mut Slot, thread: u32) {
+    CHILDREN.fetch_add(1, Relaxed);
+    // SAFETY: the slot is this thread's, and its parent's, which waits.
+    unsafe { (*call(slot)).child.store(thread, Release) };
+}
+
+/// The child of this slot does not share the memory any more.
+pub(crate) fn end_child(slot: *mut Slot) {
+    // SAFETY: the slot is the calling thread's.
+    if unsafe { (*call(slot)).child.swap(0, Relaxed) } != 0 {
+        CHILDREN.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Returns what a child that shares the memory wants done with SIGSYS, if the thread that `own_id` returns is one.
+pub(crate) fn action_of_child(own_id: impl Fn() -> u32) -> Option<&'static Action> {
+    if CHILDREN.load(Relaxed) == 0 {
+        return None;
+    }
+    let thread = own_id();
+    SLOTS.all().find_map(|slot| {
+        // SAFETY: slots stay, and these fields of them are atomics.
+        let (child, action) = unsafe { (&(*call(slot.item)).child, &(*call(slot.item)).sigsys_action) };
+        (child.load(Acquire) == thread).then_some(action)
+    })
+}
 
 /// Whether some of a range is a block of slots that was mapped.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {
@@ -71,6 +119,11 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
 
 /// Frees all slots, in a forked child: the threads that took them are not in it.
 pub(crate) fn free_in_child() {
+    CHILDREN.store(0, Relaxed);
+    for slot in SLOTS.all() {
+        // SAFETY: slots stay, and this field of them is atomic.
+        unsafe { (*call(slot.item)).child.store(0, Relaxed) };
+    }
     SLOTS.free_in_child();
 }
 

@@ -22,6 +22,7 @@ use crate::executive::abi::{thread_counters, user_memory, vfork_slots, work_area
 use crate::executive::memory::code_ranges;
 use crate::executive::process::{program_filters, unfollowed, users};
 use crate::executive::services;
+use crate::executive::services::call::unusable;
 use crate::executive::signals::{held_sigsys, sigaction};
 use crate::nr;
 use crate::shared_page::Unfollowed;
@@ -39,7 +40,7 @@ const STACK_SIZE: usize = 6;
 const THREAD_POINTER: usize = 7;
 
 /// Arms dispatch in the calling thread; what the kernel says.
-fn try_to_arm() -> i64 {
+pub(crate) fn try_to_arm() -> i64 {
     let code = ORRERY_CONFIG.code.load(Relaxed);
     let length = ORRERY_CONFIG.code_length.load(Relaxed);
     // SAFETY: calls from outside of the image arrive at the handler from now on.
@@ -241,6 +242,7 @@ fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &
         (*call).stack = request.stack;
         (*call).own = context.registers.rsp;
         (*call).sigsys_blocked = held_sigsys::is_blocked();
+        sigaction::copy_to(&(*call).sigsys_action);
         services::before_vfork();
         users::before_vfork();
         block_signals_of_child();
@@ -252,6 +254,10 @@ fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &
 pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
     // SAFETY: the slot is this thread's and its parent's, which waits.
     held_sigsys::set_blocked(unsafe { (*vfork_slots::call(slot)).sigsys_blocked });
+    // It has actions of its own: posix_spawn(3) sets defaults.
+    if !unusable() {
+        vfork_slots::begin_child(slot, held_sigsys::own_id());
+    }
     begin_child();
     // SAFETY: the copy is a whole frame, and the parent waits until the child does not need it any more.
     unsafe {
@@ -273,6 +279,7 @@ pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
     held_sigsys::forget(result as u32);
     // SAFETY: the child is gone, so the stack below the program's pointer is free again.
     unsafe {
+        vfork_slots::end_child(slot);
         let context = vfork_slots::context(slot);
         (*context).registers.rax = result;
         // The child may have put its own there.

@@ -146,6 +146,17 @@ pub(crate) fn detach() {
     }
 }
 
+/// Puts memory of the process's own in place of all that is attached, which nobody reads or answers in: the executive leaves, and threads may
+/// be on their way through it.
+pub(crate) fn leave() {
+    thread_counters::leave();
+    for (start, length) in attached().into_iter().filter(|(start, _)| *start != 0) {
+        // SAFETY: replaces what is shared at once; the executive alone refers to it, by atomics for which zeros are valid.
+        unsafe { call(nr::mmap, [start, length, PROT_READ_WRITE, FRESH_IN_PLACE, u64::MAX, 0]) };
+    }
+    shared_page().requests.supervisor_alive.store(DEAD, Relaxed);
+}
+
 /// A call of the thread may have changed as whom it acts.
 #[inline(never)]
 pub(crate) fn after_change(number: u64, [first, second, ..]: [u64; 6]) {

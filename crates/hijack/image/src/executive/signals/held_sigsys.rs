@@ -138,6 +138,17 @@ pub(crate) fn is_pending() -> bool {
     KEPT.iter().any(|kept| [PROCESS, thread].contains(&kept.receiver.load(Relaxed)))
 }
 
+/// Forgets what was kept for the calling thread, or for any of the process, and returns whether there was something.
+pub(crate) fn take_pending() -> bool {
+    let thread = own_id();
+    let take = |kept: &&Kept| {
+        let receiver = kept.receiver.load(Relaxed);
+        [PROCESS, thread].contains(&receiver)
+            && kept.receiver.compare_exchange(receiver, FREE, AcqRel, Relaxed).is_ok()
+    };
+    KEPT.iter().filter(take).count() != 0
+}
+
 /// The calling thread gets at once what was kept for it.
 pub(crate) fn release() {
     if is_pending() {
@@ -191,7 +202,7 @@ fn send() {
     }
 }
 
-fn own_id() -> u32 {
+pub(crate) fn own_id() -> u32 {
     // SAFETY: the call takes no pointer.
     unsafe { call(nr::gettid, [0; 6]) as u32 }
 }

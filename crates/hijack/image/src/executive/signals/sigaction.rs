@@ -11,6 +11,8 @@ use crate::executive::abi::syscall::{
 };
 use crate::executive::abi::trampoline::orrery_deliver;
 use crate::executive::abi::user_memory;
+use crate::executive::abi::vfork_slots;
+use crate::executive::services::call::unusable;
 use crate::executive::signals::handlers;
 use crate::nr;
 use crate::request_slots::EXEC_FAILED;
@@ -36,7 +38,7 @@ const SYS_SECCOMP: i32 = 1;
 /// gets, as the program has said.
 pub(crate) fn install() {
     let flags = &ORRERY_CONFIG.action.flags;
-    let ends_calls = has_handler() && WANTED.flags.load(Relaxed) & SA_RESTART == 0;
+    let ends_calls = has_handler() && own().flags.load(Relaxed) & SA_RESTART == 0;
     if ends_calls && !held_sigsys::is_blocked_somewhere() {
         flags.fetch_and(!SA_RESTART, Relaxed);
     } else {
@@ -48,13 +50,77 @@ pub(crate) fn install() {
     }
 }
 
+/// Returns what the calling thread's process wants done with SIGSYS: the child of a `vfork` shares the memory, but not the actions.
+fn own() -> &'static Action {
+    if unusable() { &WANTED } else { vfork_slots::action_of_child(held_sigsys::own_id).unwrap_or(&WANTED) }
+}
+
+/// Copies what the calling thread's process wants done with SIGSYS.
+pub(crate) fn copy_to(other: &Action) {
+    set(other, values(own()));
+}
+
+fn values(action: &Action) -> [u64; 4] {
+    action.fields().map(|field| field.load(Relaxed))
+}
+
+fn set(action: &Action, values: [u64; 4]) {
+    for (field, value) in action.fields().into_iter().zip(values) {
+        field.store(value, Relaxed);
+    }
+}
+
+/// Takes over what a program that runs already wants done with signals: remembers its action for SIGSYS, and puts thunks in the place of its
+/// handlers. Its other threads stand still.
+pub(crate) fn adopt() {
+    change_all(|signal, action| {
+        if signal == SIGSYS {
+            set(&WANTED, *action);
+            return false;
+        }
+        let before = *action;
+        action[0] = handlers::thunk_for(action[0]);
+        action[3] &= !SIGSYS_BIT;
+        *action != before
+    });
+}
+
+/// Restores what [`adopt`] has changed, but for SIGSYS in masks of handlers.
+pub(crate) fn abandon() {
+    change_all(|signal, action| {
+        if signal == SIGSYS {
+            *action = values(&WANTED);
+            return true;
+        }
+        let before = action[0];
+        action[0] = handlers::handler_of(before);
+        action[0] != before
+    });
+}
+
+/// Has each signal's action changed by a function, which returns whether it did.
+fn change_all(mut change: impl FnMut(u64, &mut [u64; 4]) -> bool) {
+    const SIGNALS: u64 = 64;
+    for signal in 1..=SIGNALS {
+        let mut action = [0_u64; 4];
+        // SAFETY: the kernel writes, and reads, one action. Signals that have none are refused.
+        unsafe {
+            let there = call(nr::rt_sigaction, [signal, 0, address_mut(&mut action), SET_BYTES, 0, 0]);
+            if !failed(there) && change(signal, &mut action) {
+                call(nr::rt_sigaction, [signal, address(&action), 0, SET_BYTES, 0, 0]);
+            }
+        }
+        core::hint::black_box(&action);
+    }
+}
+
 fn has_handler() -> bool {
-    WANTED.handler.load(Relaxed) > SIG_IGN
+    own().handler.load(Relaxed) > SIG_IGN
 }
 
 /// Some thread has SIGSYS blocked now, and none had, or the other way around.
 pub(crate) fn blocked_somewhere_has_changed() {
-    if has_handler() && WANTED.flags.load(Relaxed) & SA_RESTART == 0 {
+    if has_handler() && own().flags.load(Relaxed) & SA_RESTART == 0 {
         install();
     }
 }
@@ -101,12 +167,10 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
 }
 
 fn remember(new: Option<[u64; 4]>, old: u64) -> i64 {
-    let fields = [&WANTED.handler, &WANTED.flags, &WANTED.restorer, &WANTED.mask];
-    let before = fields.map(|field| field.load(Relaxed));
+    let own = own();
+    let before = values(own);
     if let Some(new) = new {
-        for (field, value) in fields.into_iter().zip(new) {
-            field.store(value, Relaxed);
-        }
+        set(own, new);
         if new[0] == SIG_IGN {
             held_sigsys::discard();
         }
@@ -140,7 +204,8 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
     if code != SYS_SECCOMP && unsafe { held_sigsys::keep(info) } {
         return;
     }
-    let handler = WANTED.handler.load(Relaxed);
+    let own = own();
+    let handler = own.handler.load(Relaxed);
     let forced = code == SYS_SECCOMP && (handler == SIG_IGN || held_sigsys::is_blocked());
     if handler == SIG_DFL || forced {
         let default = [0_u64; 4];
@@ -155,17 +220,17 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
     if handler == SIG_IGN {
         return;
     }
-    if WANTED.flags.load(Relaxed) & SA_RESETHAND != 0 {
-        WANTED.handler.store(SIG_DFL, Relaxed);
+    if own.flags.load(Relaxed) & SA_RESETHAND != 0 {
+        own.handler.store(SIG_DFL, Relaxed);
     }
-    if WANTED.flags.load(Relaxed) & SA_NODEFER == 0 || WANTED.mask.load(Relaxed) & SIGSYS_BIT != 0 {
+    if own.flags.load(Relaxed) & SA_NODEFER == 0 || own.mask.load(Relaxed) & SIGSYS_BIT != 0 {
         // Until the handler returns, with a frame that says it is not.
         held_sigsys::set_blocked(true);
     }
-    set_mask((mask | WANTED.mask.load(Relaxed)) & !SIGSYS_BIT);
-    if WANTED.flags.load(Relaxed) & SA_RESTORER != 0 {
+    set_mask((mask | own.mask.load(Relaxed)) & !SIGSYS_BIT);
+    if own.flags.load(Relaxed) & SA_RESTORER != 0 {
         // SAFETY: the frame's return address, below its context.
-        unsafe { context.cast::<u64>().sub(1).write(WANTED.restorer.load(Relaxed)) };
+        unsafe { context.cast::<u64>().sub(1).write(own.restorer.load(Relaxed)) };
     }
     // SAFETY: the program installed a function of this form (the third argument is harmless to one that takes a single
     // argument), which finds the stack as it would have found it. The mask is put back on return from the signal.

@@ -8,7 +8,7 @@ use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::executive::abi::signal_frame::{AlternateStack, Context, Progress};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{
-    EINVAL, EPERM, SET_BYTES, SIGSYS_BIT, address, block_signals, call, failed, set_mask,
+    EINVAL, EPERM, SET_BYTES, SIGSYS_BIT, address, address_mut, block_signals, call, failed, set_mask,
 };
 use crate::executive::abi::trampoline;
 use crate::executive::abi::user_memory;
@@ -221,16 +221,19 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
     result
 }
 
+/// `SS_DISABLE`.
+const DISABLE: i32 = 2;
+/// As much as SIGSYS may be taken on.
+const ROOMY: u64 = 32 << 10;
+
 /// `sigaltstack`. The kernel restores the setting that is in our frame, so it is changed there, too.
 ///
 /// With a roomy alternate stack, SIGSYS is taken on that from now on: who provides one (Go does) may run on stacks that
 /// are too small for a signal frame, and for the functions that stubs call.
 #[inline(never)]
 pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
-    const DISABLE: i32 = 2;
     const ON_STACK: i32 = 1;
     const AUTO_DISARM: i32 = i32::MIN;
-    const ROOMY: u64 = 32 << 10;
     let [new, old, ..] = context.arguments();
     let current = context.stack;
     let enabled = current.size != 0 && current.flags & DISABLE == 0;
@@ -284,6 +287,17 @@ pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
         }
     }
     0
+}
+
+/// Looks whether the calling thread has a roomy alternate stack, which it set before it had the executive. Called on no stack of the
+/// program's.
+pub(crate) fn adopt_alternate_stack() {
+    let mut current = AlternateStack { start: 0, flags: 0, padding: 0, size: 0 };
+    // SAFETY: the kernel writes one structure.
+    let result = unsafe { call(nr::sigaltstack, [0, address_mut(&mut current), 0, 0, 0, 0]) };
+    if result == 0 && current.flags & DISABLE == 0 && current.size >= ROOMY {
+        use_alternate_stacks();
+    }
 }
 
 fn use_alternate_stacks() {
