@@ -1,7 +1,11 @@
 //! `orrery/instance.h`, used by a C program with a library that is built with the pass.
 
+mod examples;
+
 use std::path::Path;
 use std::process::Command;
+
+use examples::{COMPILERS, build};
 
 #[test]
 fn a_c_program_has_instances() {
@@ -24,5 +28,28 @@ fn a_c_program_has_instances() {
         assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
         let run = Command::new("timeout").arg("120").arg(&program).args([&library, &plain]).output().unwrap();
         assert!(run.status.success(), "{compiler}: {}: {}", run.status, String::from_utf8_lossy(&run.stderr));
+    }
+}
+
+/// `examples/instances`: each of many SQLites answers rightly, and dlopen's namespaces are few.
+#[test]
+fn the_example_has_many_sqlites() {
+    let sqlite = |with_pass| orrery_testing::cls::sqlite("-O1", with_pass);
+    let (Some(library), Some(plain)) = (sqlite(true), sqlite(false)) else { return };
+    for compiler in COMPILERS {
+        let Some(program) = build("instances", compiler) else { continue };
+        let mut command = Command::new("timeout");
+        let output = command.arg("120").arg(program).args([&library, &plain]).arg("60").output().unwrap();
+        let table = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{compiler}: {table}{}", String::from_utf8_lossy(&output.stderr));
+        let made = |way: &str| {
+            let row = table.lines().find_map(|line| line.trim().strip_prefix(way)).unwrap();
+            let numbers: Vec<u32> =
+                row.split_whitespace().take(2).map(|word| word.parse().unwrap()).collect();
+            assert_eq!(numbers[0], numbers[1], "made and right: {row}");
+            numbers[0]
+        };
+        assert_eq!((made("instances"), made("a process each")), (60, 60), "{table}");
+        assert!((1..60).contains(&made("dlmopen")), "{table}");
     }
 }
