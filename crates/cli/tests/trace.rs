@@ -193,12 +193,15 @@ fn calls_are_chosen_in_straces_words() {
     for (options, message) in [
         (&["-e", "inject=openat:error=EIO"][..], "orrery faults"),
         (&["-e", "%nonsense"], "groups are %file"),
-        (&["-p", "1"], "strace -p 1"),
     ] {
         let output = trace(options, &["true"]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && said.contains(message), "{said}");
     }
+    // What runs already is no program to start.
+    let output = trace(&["-p", "1"], &["true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("cannot be used with"), "{said}");
 }
 
 #[test]
