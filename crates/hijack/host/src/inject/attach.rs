@@ -83,15 +83,14 @@ fn furnish(
     if let Ok(entries) = &arranged {
         for other in others {
             let blocked = if other.mask & SIGSYS_BIT == 0 { 0 } else { boot::SIGSYS_BLOCKED };
-            let mut armed = other.puppet().and_then(|mut thread| {
-                thread.stack = Some(stack + STACK);
-                let result = thread.run(entries.boot, [0, boot::THREAD | blocked]);
-                Ok((result, thread.late))
-            });
-            if let Ok((_, late)) = &mut armed {
-                other.late = *late;
-            }
-            let result = armed.and_then(|(result, _)| result);
+            let (result, late) = match other.puppet() {
+                Ok(mut thread) => {
+                    thread.stack = Some(stack + STACK);
+                    (thread.run(entries.boot, [0, boot::THREAD | blocked]), thread.late)
+                }
+                Err(error) => (Err(error), other.late),
+            };
+            other.late = late;
             if result.is_err_and(|error| error.raw_os_error() != Some(libc::ESRCH)) {
                 home.page.unarmed.fetch_add(1, Relaxed);
             }
