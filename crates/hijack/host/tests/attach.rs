@@ -1,13 +1,14 @@
 //! Executives are put under programs that run already, and taken away again; the programs notice neither.
 
 #![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
 #[path = "support/facility.rs"]
 mod facility;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -245,7 +246,7 @@ fn what_cannot_be_attached_to_is_refused_and_unchanged() {
 }
 
 /// Runs `orrery` as another user, if this is the superuser's test.
-fn as_other_user(program: &PathBuf) -> Option<Command> {
+fn as_other_user(program: &Path) -> Option<Command> {
     use std::os::unix::process::CommandExt as _;
     if !rustix::process::geteuid().is_root() {
         orrery_testing::skipped!("only the superuser can act as another user");
