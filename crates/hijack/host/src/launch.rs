@@ -145,7 +145,7 @@ impl Hijack {
     /// Puts executives under processes that run, and under all that these start from now on; to be called in place of
     /// [`Hijack::attend`], of which all else holds. Returns those that have none, with the reason.
     ///
-    /// Threads of a process are stopped meanwhile, for a millisecond or so. A system call that is interrupted is made again as after a
+    /// Threads of a process are stopped meanwhile, for some milliseconds. A system call that is interrupted is made again as after a
     /// stop by a signal. A process keeps its executive until it ends or executes a program in which it cannot be followed.
     ///
     /// # Errors
