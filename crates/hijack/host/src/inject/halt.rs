@@ -170,9 +170,33 @@ fn wait_for_halt(tracee: &Tracee, deadline: Instant) -> Result<Option<()>, Refus
     }
 }
 
+/// Waits for a thread that was interrupted, and that has taken the signal of a call that is dispatched: the kernel stops it before it
+/// delivers one, when the call is not made any more, and its handler has not begun.
+fn wait_for_halt_at_rest(tracee: &Tracee, deadline: Instant) -> Result<Option<()>, Refusal> {
+    loop {
+        let halted = wait_for_halt(tracee, deadline)?;
+        if halted.is_none() || !has_signal(tracee) {
+            return Ok(halted);
+        }
+        if Instant::now() >= deadline {
+            return Err(Refusal::Busy(tracee.pid()));
+        }
+        // Interrupted as it stands, it stops once more behind the signal.
+        tracee.interrupt()?;
+        tracee.resume(0);
+    }
+}
+
+/// Whether a thread is about to take a SIGSYS.
+fn has_signal(tracee: &Tracee) -> bool {
+    let pending = status_field(tracee.pid(), "SigPnd:");
+    let pending = pending.and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);
+    pending & SIGSYS_BIT != 0 && tracee.mask().is_ok_and(|mask| mask & SIGSYS_BIT == 0)
+}
+
 /// Waits for a thread that was interrupted, and reads what it needs back afterwards; `None`: it has ended.
 fn halted_thread(tracee: Tracee, deadline: Instant) -> Result<Option<Halted>, Refusal> {
-    match wait_for_halt(&tracee, deadline) {
+    match wait_for_halt_at_rest(&tracee, deadline) {
         Ok(Some(())) => {}
         Ok(None) => return Ok(None),
         Err(refused) => {
@@ -224,6 +248,8 @@ impl Halted {
     /// Lets it go on where it was.
     pub(super) fn release(self, process: libc::pid_t) {
         if self.used {
+            // What is sent to it now comes when it is where it was.
+            let _gone = self.tracee.set_mask(u64::MAX);
             // Only a thread that is on its way to a signal makes a call again.
             let stopped = self.tracee.interrupt().map(|()| self.tracee.resume(0));
             let stopped = stopped.is_ok() && wait_for_halt(&self.tracee, Instant::now() + PATIENCE).is_ok();
