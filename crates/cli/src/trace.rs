@@ -184,7 +184,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let timed = arguments.count && !arguments.untimed;
     let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
     let options = options.strict(!arguments.no_strict);
-    // What it denies is not to be allowed because nobody looks any more.
+    // What it denies is not to be allowed because the trace ends.
     let stays = policy.denies();
     let target = match arguments.command.split_first() {
         Some((program, rest)) => Target::Program(program, rest),

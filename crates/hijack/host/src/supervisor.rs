@@ -222,7 +222,11 @@ impl Supervisor {
         let Self { segment, image, settings } = self;
         let users = segment.users();
         let page = users.get(user).ok_or(Refusal::Crowded)?.page();
-        let begin = || attach(process, image, &Home { segment, user, page, user_of: &|_| None }, settings);
+        let user_of = |thread| {
+            let user = segment.find(&identity::of_thread(thread)?)?;
+            Some((user, Arc::clone(users.get(user)?)))
+        };
+        let begin = || attach(process, image, &Home { segment, user, page, user_of: &user_of }, settings);
         // A thread of its own: the kernel lets what it traces go when it ends.
         let attached = thread::scope(|scope| scope.spawn(begin).join());
         attached.unwrap_or_else(|_| std::process::abort())

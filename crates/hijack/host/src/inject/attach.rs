@@ -35,8 +35,14 @@ pub(crate) fn attach(
 ) -> Result<(), Refusal> {
     look_at(process)?;
     let mut threads = Vec::new();
-    let result =
-        halt(process, &mut threads).and_then(|()| begin(process, &mut threads, image, home, settings));
+    // It may have changed as whom it acts before it stood still, as by a set-user-ID program.
+    let is_same = |()| match (home.user_of)(process) {
+        Some((user, _)) if user == home.user => Ok(()),
+        _ => Err(Refusal::Changed),
+    };
+    let result = halt(process, &mut threads)
+        .and_then(is_same)
+        .and_then(|()| begin(process, &mut threads, image, home, settings));
     for thread in threads {
         thread.release(process);
     }

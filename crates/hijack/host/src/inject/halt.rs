@@ -38,6 +38,8 @@ pub(crate) enum Refusal {
     Filtered,
     #[error("it is no 64-bit program")]
     Foreign,
+    #[error("it began to act as another user meanwhile; try again")]
+    Changed,
     #[error("it acts as a user for whom there is no room left")]
     Crowded,
     #[error(transparent)]

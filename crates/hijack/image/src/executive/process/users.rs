@@ -146,7 +146,7 @@ pub(crate) fn detach() {
     }
 }
 
-/// Puts memory of the process's own in place of all that is attached, which nobody reads or answers in: the executive leaves, and threads may
+/// Puts memory of the process's own in place of all that is attached, which no supervisor reads: the executive leaves, and threads may
 /// be on their way through it.
 pub(crate) fn leave() {
     thread_counters::leave();
