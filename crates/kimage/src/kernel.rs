@@ -64,7 +64,7 @@ impl Kernel {
     }
 
     /// A kernel whose facts are known already: for images made by hand.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn assemble(
         memory: Box<dyn PhysicalMemory>,
         info: Vmcoreinfo,

@@ -73,7 +73,9 @@ mod registers;
 mod signal;
 mod socket;
 mod special;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
+#[expect(clippy::unwrap_used, reason = "a machine made by hand that cannot be made has to be mended")]
+#[cfg_attr(not(test), expect(dead_code, reason = "tests use more of it than fuzz targets"))]
 mod synthetic;
 mod task;
 mod tcp;

@@ -18,6 +18,8 @@ const LONGEST_PART: u32 = 1 << 20;
 const PAGES: [u32; 2] = [32 << 10, 4 << 10];
 /// How deep packets hang on packets.
 const DEEPEST: u32 = 4;
+/// No packet has more bytes than this, in all of its parts.
+pub(crate) const LONGEST: usize = 16 << 20;
 
 /// The packets of a list, in order.
 ///
@@ -140,7 +142,7 @@ pub(crate) fn parts(packet: Object<'_>) -> Result<Vec<u32>> {
 /// What a packet carries: its linear part, its pages, and the packets that hang on it.
 pub(crate) fn carried(packet: Object<'_>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    append(packet, &mut bytes, DEEPEST)?;
+    append(packet, &mut HashSet::new(), &mut bytes, DEEPEST)?;
     Ok(bytes)
 }
 
@@ -153,15 +155,14 @@ pub(crate) fn whole(packet: Object<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn append(packet: Object<'_>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
+/// Appends what a packet carries, which hangs on those that were seen.
+fn append(packet: Object<'_>, seen: &mut HashSet<u64>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
+    if !seen.insert(packet.address()) {
+        return Err(packet.corrupt("it hangs on itself"));
+    }
     let kernel = packet.kernel();
-    let room = |length: u32, bytes: &mut Vec<u8>| {
-        let start = bytes.len();
-        bytes.resize(start + length as usize, 0);
-        start
-    };
-    let start = room(linear(packet)?, bytes);
-    kernel.read(packet.u64("data")?, &mut bytes[start..])?;
+    let into = room(packet, linear(packet)?, bytes)?;
+    kernel.read(packet.u64("data")?, into)?;
     if packet.u32("data_len")? == 0 {
         return Ok(());
     }
@@ -169,23 +170,31 @@ fn append(packet: Object<'_>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
         append_piece(packet, piece, bytes)?;
     }
     let mut more = shared(packet)?.pointer("frag_list", "sk_buff")?;
-    for _ in 0..MOST_PACKETS {
-        let Some(next) = more else { break };
+    while let Some(next) = more {
         if deeper == 0 {
             return Err(packet.corrupt("packets within packets within packets"));
         }
-        append(next, bytes, deeper - 1)?;
+        append(next, seen, bytes, deeper - 1)?;
         more = next.pointer("next", "sk_buff")?;
     }
     Ok(())
 }
 
+/// Makes room for a part of a packet behind the others.
+fn room<'b>(packet: Object<'_>, length: u32, bytes: &'b mut Vec<u8>) -> Result<&'b mut [u8]> {
+    let start = bytes.len();
+    let end = start.saturating_add(length as usize);
+    if end > LONGEST {
+        return Err(packet.corrupt(format!("its parts have {end} bytes and more")));
+    }
+    bytes.resize(end, 0);
+    Ok(&mut bytes[start..])
+}
+
 fn append_piece(packet: Object<'_>, piece: Piece, bytes: &mut Vec<u8>) -> Result<()> {
     let kernel = packet.kernel();
-    let physical = kernel.page_physical(piece.page)?;
-    let start = bytes.len();
-    bytes.resize(start + piece.length as usize, 0);
-    kernel.memory().read(physical + u64::from(piece.offset), &mut bytes[start..])
+    let physical = kernel.page_physical(piece.page)?.saturating_add(piece.offset.into());
+    kernel.memory().read(physical, room(packet, piece.length, bytes)?)
 }
 
 /// What is left of a packet whose first bytes are being dropped (`__pskb_trim_head`), as far as all lies in pages.

@@ -3,6 +3,8 @@
 //! Structures lie where a bump allocator puts them; their members where [`TYPES`] says. What is written goes through
 //! [`Maker::set`], which looks the member up as the walkers do, so that table and contents cannot disagree.
 
+pub(crate) mod sockets;
+
 use crate::kallsyms::Symbols;
 use crate::kernel::{Kernel, Windows};
 use crate::memory::{PhysicalMemory, Segment};
@@ -11,6 +13,8 @@ use crate::vmcoreinfo::Vmcoreinfo;
 use crate::{Error, Result};
 
 pub(crate) const SIZE: usize = 2 << 20;
+/// Where the first structure lies, in bytes of physical memory.
+pub(crate) const FIRST: usize = 0x1_0000;
 pub(crate) const DIRECT: u64 = 0xffff_8880_0000_0000;
 
 const TYPES: &[TableEntry] = &[
@@ -114,7 +118,17 @@ const TYPES: &[TableEntry] = &[
     ("path", 16, &[("mnt", 0, 8), ("dentry", 8, 8)]),
     ("files_struct", 64, &[("fdt", 0, 8)]),
     ("fdtable", 64, &[("max_fds", 0, 4), ("fd", 8, 8), ("close_on_exec", 16, 8), ("open_fds", 24, 8)]),
-    ("file", 64, &[("f_path", 0, 16), ("f_inode", 16, 8), ("f_flags", 24, 4), ("f_pos", 32, 8)]),
+    (
+        "file",
+        64,
+        &[
+            ("f_path", 0, 16),
+            ("f_inode", 16, 8),
+            ("f_flags", 24, 4),
+            ("f_pos", 32, 8),
+            ("private_data", 40, 8),
+        ],
+    ),
     (
         "inode",
         256,
@@ -268,6 +282,11 @@ const TYPES: &[TableEntry] = &[
     ("hlist_node", 16, &[("next", 0, 8), ("pprev", 8, 8)]),
 ];
 
+/// The types of the machine.
+fn types() -> Types {
+    Types::from_table(&[TYPES, sockets::TYPES].concat())
+}
+
 /// Memory in a vector.
 pub(crate) struct Ram {
     pub(crate) bytes: Vec<u8>,
@@ -298,7 +317,7 @@ pub(crate) struct Maker {
 
 impl Maker {
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![0; SIZE], types: Types::from_table(TYPES), next: 0x10_000, symbols: Vec::new() }
+        Self { bytes: vec![0; SIZE], types: types(), next: FIRST as u64, symbols: Vec::new() }
     }
 
     /// Room for `size` bytes, at the physical address returned.
@@ -433,6 +452,8 @@ pub(crate) struct Machine {
     pub(crate) table: u64,
     pub(crate) leaf_node: u64,
     pub(crate) dentry: u64,
+    /// The words with the open descriptors and with those that execve(2) closes, and the array of files behind them.
+    descriptors: u64,
 }
 
 pub(crate) const CODE: u64 = 0x40_0000;
@@ -560,12 +581,12 @@ impl Machine {
         let state = m.make("fpstate");
         m.set(state, "fpstate", "size", 576);
         m.set(process, kind, "thread.fpu.fpstate", state);
-        Self { maker: m, table: low_data, leaf_node, dentry: leaf }
+        Self { maker: m, table: low_data, leaf_node, dentry: leaf, descriptors: arrays }
     }
 
     /// A machine with nothing in it but what is made.
     pub(crate) fn of(maker: Maker) -> Self {
-        Self { maker, table: 0, leaf_node: 0, dentry: 0 }
+        Self { maker, table: 0, leaf_node: 0, dentry: 0, descriptors: 0 }
     }
 
     /// The machine as a kernel to walk.
@@ -582,7 +603,7 @@ impl Machine {
             symbols.insert(name, *address);
         }
         let windows = Windows { phys_base: 0, direct: Some(DIRECT), tables: 0, levels: 4 };
-        Kernel::assemble(Box::new(Ram { bytes, segments }), info, symbols, Types::from_table(TYPES), windows)
+        Kernel::assemble(Box::new(Ram { bytes, segments }), info, symbols, types(), windows)
     }
 }
 
@@ -599,6 +620,9 @@ pub(crate) fn walk_all(kernel: &Kernel) -> usize {
             let file = descriptor.file;
             count += usize::from(file.path().is_ok());
             let _ = (file.kind(), file.mode(), file.position());
+            let _ = (file.inet_socket(), file.unread_parts(), file.waiting_connections());
+            count += file.tcp_connection().map_or(0, |connection| connection.received.len());
+            count += file.datagrams().map_or(0, |datagrams| datagrams.len());
         }
         if let Ok(Some(space)) = task.address_space() {
             let tables = space.tables();

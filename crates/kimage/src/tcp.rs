@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::file::OpenFile;
 use crate::list;
 use crate::object::Object;
-use crate::packet::{beginning, carried, cut_off, packets, parts, remaining};
+use crate::packet::{LONGEST, beginning, carried, cut_off, packets, parts, remaining};
 use crate::rbtree;
 
 /// No queue is longer than the largest window.
@@ -205,7 +205,8 @@ struct Queue {
     bytes: Vec<u8>,
     /// Of each byte, whether a packet has it.
     covered: Vec<bool>,
-    /// Why a packet could not be read.
+    /// The numbers of packets that could not be read, as far as these could, and why the first could not.
+    unread: Vec<Option<(u32, u32)>>,
     problem: Option<Error>,
 }
 
@@ -215,19 +216,31 @@ impl Queue {
         if length > LONGEST_QUEUE {
             return Err(sock.corrupt(format!("a queue from {first:#x} to {end:#x}")));
         }
-        let length = length as usize;
-        let mut queue = Self { first, bytes: vec![0; length], covered: vec![false; length], problem: None };
-        let mut unclaimed = Vec::new();
+        let (mut segments, mut unread, mut problem, mut held) = (Vec::new(), Vec::new(), None, 0);
         for &packet in packets {
             match segment(packet, first) {
-                Ok(mut segment) => {
-                    let more = segment.bytes.split_off(segment.claimed);
-                    let claimed = u32::try_from(segment.claimed).unwrap_or(0);
-                    unclaimed.push((segment.sequence.wrapping_add(claimed), more));
-                    queue.put(segment.sequence, &segment.bytes);
+                Ok(segment) => {
+                    held += segment.bytes.len();
+                    segments.push(segment);
                 }
-                Err(problem) => queue.problem = queue.problem.or(Some(problem)),
+                Err(other) => {
+                    unread.push(numbers(packet).ok());
+                    problem = problem.or(Some(other));
+                }
             }
+            // What was sent is there twice at most.
+            if held > 2 * LONGEST_QUEUE as usize {
+                return Err(sock.corrupt(format!("its packets have {held} bytes and more")));
+            }
+        }
+        // A number may say anything: what lies behind all that there is, a packet being cut among it, is a gap whatever its length.
+        let length = (length as usize).min(held + LONGEST);
+        let mut queue = Self { first, bytes: vec![0; length], covered: vec![false; length], unread, problem };
+        let mut unclaimed = Vec::new();
+        for Segment { sequence, mut bytes, claimed } in segments {
+            let more = bytes.split_off(claimed);
+            unclaimed.push((sequence.wrapping_add(u32::try_from(claimed).unwrap_or(0)), more));
+            queue.put(sequence, &bytes);
         }
         // What packets have beyond their own numbers counts where no other packet tells of it.
         for (sequence, bytes) in unclaimed {
@@ -242,6 +255,12 @@ impl Queue {
         let length = self.covered[gap..].iter().take_while(|covered| !**covered).count();
         let (gap, length) = (u32::try_from(gap).unwrap_or(0), u32::try_from(length).unwrap_or(0));
         let sequence = self.first.wrapping_add(gap);
+        let has = |numbers: Option<(u32, u32)>| {
+            numbers.is_none_or(|(first, length)| sequence.wrapping_sub(first) < length)
+        };
+        if self.unread.iter().any(|numbers| has(*numbers)) {
+            return Ok(());
+        }
         for &packet in packets {
             let (first, claimed) = numbers(packet)?;
             if claimed > 0 && first.wrapping_add(claimed) == sequence {
@@ -271,7 +290,7 @@ impl Queue {
     fn whole(self, sock: Object<'_>) -> Result<Vec<u8>> {
         let Some(gap) = self.gap() else { return Ok(self.bytes) };
         let (first, length) = (self.first, self.bytes.len());
-        let why = format!("of {length} bytes from {first:#x} on it lacks those after {gap}");
+        let why = format!("of {length} bytes or more from {first:#x} on it lacks those after {gap}");
         Err(self.problem.unwrap_or_else(|| sock.corrupt(why)))
     }
 
@@ -312,7 +331,8 @@ mod tests {
     #[test]
     fn bytes_are_put_where_their_numbers_say_around_the_end_and_not_twice() {
         let first = u32::MAX - 1;
-        let mut queue = Queue { first, bytes: vec![0; 6], covered: vec![false; 6], problem: None };
+        let mut queue =
+            Queue { first, bytes: vec![0; 6], covered: vec![false; 6], unread: Vec::new(), problem: None };
         queue.put(first.wrapping_sub(2), b"xxa");
         queue.put(first.wrapping_add(2), b"cde");
         assert_eq!(queue.gap(), Some(1));

@@ -4,7 +4,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, Object as _, ObjectSegment as _};
 use proptest::prelude::*;
 
-use crate::synthetic::{CODE, DATA, DIRECT, HUGE, Machine, Maker, SIZE, walk_all};
+use crate::synthetic::{CODE, DATA, DIRECT, HUGE, Machine, Maker, SIZE, sockets::READ, walk_all};
 use crate::{ControlGroup, Entry, FileKind, IdKind, Layout, Leaf, PageOwner, State};
 
 #[test]
@@ -172,6 +172,69 @@ fn a_core_is_an_elf_file_with_the_pages_in_their_places() {
     assert!(kernel.process(1).unwrap().write_core(&mut std::io::Cursor::new(Vec::new())).is_err());
 }
 
+#[test]
+fn what_waits_in_sockets_is_found() {
+    let machine = Machine::with_sockets();
+    let kernel = machine.kernel();
+    let files = kernel.process(7).unwrap().descriptors().found;
+    let file = |number: u32| files.iter().find(|found| found.number == number).unwrap().file;
+    let connection = file(6).tcp_connection().unwrap();
+    assert_eq!(connection.received, b"what was received here");
+    assert_eq!(connection.unacknowledged, b"sent, and to be");
+    assert_eq!((connection.unsent, connection.uncounted), (0, 0), "the packet may be on its way");
+    assert_eq!(connection.rcv_nxt, READ.wrapping_add(22));
+    assert_eq!(file(6).unread_parts().unwrap(), [9]);
+    let waiting = file(7).waiting_connections().unwrap();
+    assert_eq!(waiting[0].unwrap().remote.to_string(), "127.0.0.2:80");
+    let datagram = file(8).datagrams().unwrap().remove(0).unwrap();
+    assert_eq!((datagram.source.to_string().as_str(), &*datagram.bytes), ("10.0.0.1:53", &b"datagram"[..]));
+}
+
+#[test]
+fn packets_that_hang_on_themselves_are_refused() {
+    let mut machine = Machine::with_sockets();
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[2].file;
+    let sock = file.sock().unwrap();
+    let packet = crate::packet::packets(sock, "sk_write_queue").unwrap()[0];
+    let shared = packet.u64("head").unwrap() + packet.u64("end").unwrap();
+    let further = kernel.object("skb_shared_info", shared).unwrap().u64("frag_list").unwrap();
+    poke(&mut machine, further, further);
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[2].file;
+    let error = file.tcp_connection().unwrap_err().to_string();
+    assert!(error.contains("it hangs on itself"), "{error}");
+}
+
+#[test]
+fn what_a_packet_cannot_give_is_not_taken_from_where_another_may_have_been_cut() {
+    let mut machine = Machine::with_sockets();
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[2].file;
+    let sock = file.sock().unwrap();
+    let packet = crate::packet::packets(sock, "sk_write_queue").unwrap()[0];
+    let place = packet.address_of("head").unwrap();
+    poke(&mut machine, place, 0x1234);
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[2].file;
+    assert!(file.tcp_connection().is_err());
+}
+
+#[test]
+fn a_queue_takes_no_more_memory_than_its_packets() {
+    let mut machine = Machine::with_sockets();
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[2].file;
+    let tcp = kernel.object("tcp_sock", file.sock().unwrap().address()).unwrap();
+    let place = tcp.address_of("write_seq").unwrap();
+    let una = tcp.u64("snd_una").unwrap();
+    poke(&mut machine, place, una << 32 | (una + (1 << 29)));
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[2].file;
+    let error = file.tcp_connection().unwrap_err().to_string();
+    assert!(error.contains("16777222 bytes that were behind its first 9 are not there"), "{error}");
+}
+
 /// Overwrites eight bytes at a virtual or physical address.
 fn poke(machine: &mut Machine, address: u64, value: u64) {
     let at = usize::try_from(address & 0xffff_ffff).unwrap();
@@ -289,7 +352,7 @@ proptest! {
     /// Any bytes may be overwritten: it neither panics nor loops.
     #[test]
     fn anything_broken_ends_well(changes in prop::collection::vec(change(), 1..40)) {
-        let machine = Machine::new();
+        let machine = Machine::with_sockets();
         let mut bytes = machine.maker.bytes.clone();
         for (at, value) in changes {
             bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
