@@ -6,7 +6,6 @@
 //! runtime. A further process in a container (`exec`) gets the same environment. A hook could not do it, as hooks run when the
 //! environment is settled.
 
-mod configuration;
 mod request;
 
 use std::ffi::{OsStr, OsString};
@@ -17,12 +16,12 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use orrery_orc_auditor::container::{self, CODE_INSIDE, INSIDE};
 use orrery_orc_client::{Client, SOCKET};
 use orrery_orc_rootfs::Content;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::rootfs::{CONTENT, Place};
-use configuration::{CODE_INSIDE, INSIDE, auditor, edit, edit_process, has_number};
 use request::Request;
 
 /// The directory of a trust domain for containers.
@@ -116,7 +115,7 @@ fn share(bundle: &Path, directory: &Path) -> Result<()> {
     let path = bundle.join("config.json");
     let mut config = load(&path)?;
     let owner = std::fs::metadata(directory.join(SOCKET)).context("find the store's socket")?.uid();
-    if !has_number(&config, owner) {
+    if !container::has_number(&config, owner) {
         bail!(
             "the store's user {owner} has no number in its user namespace: it could not tell whose the store is"
         );
@@ -124,7 +123,7 @@ fn share(bundle: &Path, directory: &Path) -> Result<()> {
     // In a directory of its own where no code can be run from the store's.
     let home = Some(home).filter(|home| *home != directory);
     let inside = if home.is_some() { CODE_INSIDE } else { INSIDE };
-    edit(&mut config, &directory, home, &format!("{inside}/{}", name.display()))?;
+    container::edit(&mut config, &directory, home, &format!("{inside}/{}", name.display()))?;
     save(&path, &config)
 }
 
@@ -146,14 +145,14 @@ fn share_root(bundle: &Path, container: &OsStr, content: &Path) -> Result<()> {
     let place = tree_of(container, content).context("the container's name cannot be that of a tree")?;
     // One of this name that nobody deleted.
     place.remove()?;
-    let mounted = place.mount(&Content::open(content)?, &root, is_writable);
-    if mounted.is_err() {
+    let shared = place.mount(&Content::open(content)?, &root, is_writable).and_then(|_| {
+        container::set_root(&mut config, &place.tree)?;
+        save(&path, &config)
+    });
+    if shared.is_err() {
         let _ = place.remove();
     }
-    mounted?;
-    let tree = place.tree.to_str().context("the tree has a name that JSON cannot carry")?;
-    config["root"]["path"] = json!(tree);
-    save(&path, &config)
+    shared
 }
 
 /// Adds what is needed to the description of a further process, if its container shares.
@@ -167,9 +166,9 @@ fn share_further(runtime: &Path, global: &[OsString], process: &Path, container:
     let state: Value = serde_json::from_slice(&output.stdout).context("find the bundle of the container")?;
     let bundle = state["bundle"].as_str().context("the container has no bundle")?;
     let config = load(&Path::new(bundle).join("config.json"))?;
-    let Some(auditor) = auditor(&config) else { return Ok(()) };
+    let Some(auditor) = container::auditor(&config) else { return Ok(()) };
     let mut described = load(process)?;
-    edit_process(&mut described, auditor)?;
+    container::edit_process(&mut described, auditor)?;
     save(process, &described)
 }
 

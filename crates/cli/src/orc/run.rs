@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use orrery_orc_auditor::environment;
 use orrery_orc_client::{Client, default_directory};
 use orrery_orc_store::explain;
 
@@ -46,8 +47,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", directory.into_os_string())];
     let others = std::env::var_os("LD_AUDIT").unwrap_or_default();
     let auditor = orrery_orc_auditor::path_for_loaders(&auditor);
-    variables.push(("LD_AUDIT", audit_list(&others, auditor.as_os_str())));
-    variables.push(("GLIBC_TUNABLES", tunables(std::env::var_os("GLIBC_TUNABLES").as_deref())));
+    variables.push(("LD_AUDIT", environment::audit_list(&others, auditor.as_os_str())));
+    variables.push(("GLIBC_TUNABLES", environment::tunables(std::env::var_os("GLIBC_TUNABLES").as_deref())));
     if arguments.verbose {
         variables.push(("ORRERY_ORC_VERBOSE", "1".into()));
     }
@@ -73,37 +74,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     bail!("run {}: {error}", program.display())
 }
 
-/// The value of `LD_AUDIT` with an auditor in it: behind others, as the loader asks for bindings of symbols (`la_symbind` in
-/// rtld-audit(7)) only if the first auditor wants them, which ours does not.
-pub(super) fn audit_list(others: &OsStr, auditor: &OsStr) -> OsString {
-    let mut list = others.to_owned();
-    if others.as_encoded_bytes().split(|byte| *byte == b':').any(|other| other == auditor.as_encoded_bytes())
-    {
-        return list;
-    }
-    if !list.is_empty() {
-        list.push(":");
-    }
-    list.push(auditor);
-    list
-}
-
-/// The C library's settings under an auditor. The loader has then to set room for thread-local variables aside before it knows the
-/// libraries, and some (jemalloc in Redis) want more than it does by itself: 4 KiB, which
-/// lie in the stack of each thread: with 16 KiB, threads whose stacks are as small as allowed could not be created.
-pub(super) fn tunables(before: Option<&OsStr>) -> OsString {
-    const NAME: &str = "glibc.rtld.optional_static_tls";
-    let mut all = before.unwrap_or_default().to_owned();
-    if all.to_string_lossy().contains(NAME) {
-        return all;
-    }
-    if !all.is_empty() {
-        all.push(":");
-    }
-    all.push(format!("{NAME}=4096"));
-    all
-}
-
 /// Where the program is.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
@@ -116,24 +86,6 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn settings_are_kept() {
-        let ours = "glibc.rtld.optional_static_tls=4096";
-        assert_eq!(tunables(None), ours);
-        assert_eq!(tunables(Some(OsStr::new("glibc.a.b=1"))), *format!("glibc.a.b=1:{ours}"));
-        let theirs = OsStr::new("glibc.rtld.optional_static_tls=70000");
-        assert_eq!(tunables(Some(theirs)), theirs);
-    }
-
-    #[test]
-    fn other_auditors_come_first() {
-        let list = |others: &str| audit_list(OsStr::new(others), OsStr::new("/ours"));
-        assert_eq!(list(""), "/ours");
-        assert_eq!(list("/theirs"), "/theirs:/ours");
-        assert_eq!(list("/ours:/theirs"), "/ours:/theirs", "it is there once");
-        assert_eq!(list("/ours2"), "/ours2:/ours");
-    }
 
     #[test]
     fn programs_are_found() {

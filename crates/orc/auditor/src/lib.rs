@@ -4,6 +4,9 @@
 //! their read-only segments and puts these in their place. Its source is `auditor/auditor.c`, as it must do without any C
 //! library.
 
+pub mod container;
+pub mod environment;
+
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
