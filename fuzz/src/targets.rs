@@ -9,12 +9,16 @@ use crate::Target;
 /// All targets, by name.
 pub const TARGETS: &[Target] = &[
     Target::new("auditor_library", files::library).with_seeds(files::libraries),
+    Target::new("container_config", files::container_config),
     Target::new("executive_policy", policies::executive),
     Target::new("ext4_block", files::ext4_block).with_seeds(files::ext4_blocks),
     Target::new("guard_policy", policies::guard),
     Target::new("guest_report", messages::guest_report),
     Target::new("guest_request", messages::guest_request),
     Target::new("kernel_image", files::kernel_image).with_seeds(files::kernel_images).up_to(16 << 10),
+    Target::new("kernel_memory", files::kernel_memory)
+        .with_seeds(files::kernel_memories)
+        .up_to(40 * orrery_kimage::fuzzing::CHANGE),
     Target::new("maps", files::maps),
     Target::new("mount_link", files::mount_link).with_seeds(files::mount_links),
     Target::new("orbit_update", messages::orbit_update),
@@ -79,6 +83,11 @@ mod tests {
         all("guest_report", &|input| orrery_orthros_wire::decode::<Report>(input).is_ok());
         all("guest_request", &|input| orrery_orthros_wire::decode::<Request>(input).is_ok());
         all("warm_reply", &|input| warm::decode::<warm::Reply>(input).is_ok());
+        all("container_config", &|input| {
+            let mut config = serde_json::from_slice(input).unwrap();
+            let path = std::path::Path::new("/store");
+            orrery_orc_auditor::container::edit(&mut config, path, None, "/auditor.so").is_ok()
+        });
         assert!(accepted("warm_request", &|input| warm::decode::<warm::Request<'_>>(input).is_ok()).0 >= 4);
         assert!(accepted("warm_request", &|input| warm::decode::<warm::Question>(input).is_ok()).0 >= 2);
     }

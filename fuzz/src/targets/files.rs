@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use orrery_kimage::{Kernel, Layout, PhysicalMemory as _, open_memory};
+use orrery_orc_auditor::container;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// `/proc/PID/maps`: the names of files are whatever a program chose.
@@ -62,6 +63,20 @@ pub(super) fn kernel_images() -> Vec<Vec<u8>> {
     let mut plain = vec![0; 8192];
     plain[4096..4096 + note.len()].copy_from_slice(&note);
     vec![core(4096), core(1 << 40), plain]
+}
+
+/// A machine in whose memory words were overwritten, as by a kernel that went wrong.
+pub(super) fn kernel_memory(input: &[u8]) {
+    orrery_kimage::fuzzing::kernel_memory(input);
+}
+
+/// Machines with a change of each kind, each at another place.
+pub(super) fn kernel_memories() -> Vec<Vec<u8>> {
+    let change =
+        |place: u16, kind: u8, value: u64| [&place.to_le_bytes()[..], &[kind], &value.to_le_bytes()].concat();
+    let each = (0..8).map(|kind| change(64 + 97 * u16::from(kind), kind, 0x1_0000 + 0x100 * u64::from(kind)));
+    let halves = [change(0x1000, 134, 7), change(0x1800, 198, 7)];
+    [Vec::new()].into_iter().chain(each).chain(halves).collect()
 }
 
 /// A block of a disk that a service, or a kernel that was dying, has written.
@@ -145,6 +160,34 @@ pub(super) fn libraries() -> Vec<Vec<u8>> {
 /// Code before a system call, which a program may have made itself.
 pub(super) fn rewriting(input: &[u8]) {
     orrery_hijack::fuzzing::rewriting(input);
+}
+
+/// The configuration of a container, of whoever made its bundle: editing keeps what it runs, and changes nothing the second time.
+pub(super) fn container_config(input: &[u8]) {
+    let Ok(before) = serde_json::from_slice::<serde_json::Value>(input) else { return };
+    let _has = container::has_number(&before, 0);
+    let (store, tree) = (Path::new("/run/store"), Path::new("/trees/one"));
+    let auditor = format!("{}/liborrery-orc.so", container::INSIDE);
+    let mut edited = before.clone();
+    if container::edit(&mut edited, store, None, &auditor).is_ok() {
+        assert_eq!(edited["process"]["args"], before["process"]["args"]);
+        let mut again = edited.clone();
+        assert!(container::edit(&mut again, store, None, &auditor).is_ok());
+        assert_eq!(again, edited);
+        let listed = edited["process"]["env"].as_array().is_some_and(|variables| {
+            let lists = |variable: &serde_json::Value| {
+                variable.as_str().is_some_and(|text| text.starts_with("LD_AUDIT=") && text.contains(&auditor))
+            };
+            variables.iter().any(lists)
+        });
+        assert!(listed, "the auditor is not in the environment");
+        let _auditor = container::auditor(&edited);
+    }
+    let mut moved = before.clone();
+    match container::set_root(&mut moved, tree) {
+        Ok(()) => assert_eq!(moved["root"]["path"].as_str(), tree.to_str()),
+        Err(_) => assert_eq!(moved, before),
+    }
 }
 
 /// A service's unit, of a package that nobody has read.
