@@ -237,7 +237,12 @@ pub(crate) fn step(call: &mut ServiceCall<'_>, stage: Stage) -> Next {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use super::*;
+
+    /// Held by tests that change the margin, which all threads of a process share.
+    static USES_MARGIN: Mutex<()> = Mutex::new(());
 
     #[test]
     fn times_are_taken_apart_and_put_together() {
@@ -251,6 +256,7 @@ mod tests {
 
     #[test]
     fn a_sleep_is_spent_in_the_kernel_for_the_most_part() {
+        let _alone = USES_MARGIN.lock().unwrap_or_else(PoisonError::into_inner);
         let sleep = |length| Sleep {
             clock: MONOTONIC,
             start: 1000,
@@ -267,6 +273,7 @@ mod tests {
 
     #[test]
     fn the_margin_follows_what_waking_takes() {
+        let _alone = USES_MARGIN.lock().unwrap_or_else(PoisonError::into_inner);
         let learned = || MARGIN.load(Relaxed).cast_signed();
         for round in 0..2000 {
             learn(if round % 20 == 0 { 60_000 } else { 20_000 });
