@@ -4,10 +4,12 @@ pub(crate) mod attached;
 mod callers;
 mod clock;
 mod forward;
+mod inject;
 mod line;
 mod pending;
 mod report;
 pub(crate) mod select;
+mod start;
 mod thread_files;
 
 use std::ffi::OsString;
@@ -31,6 +33,7 @@ use clock::Clock;
 pub(crate) use line::Style;
 pub(crate) use line::Writer;
 use pending::Pending;
+use start::Start;
 use thread_files::ThreadFiles;
 
 /// How often the journal is looked at.
@@ -57,7 +60,8 @@ pub(crate) struct Arguments {
     sort: report::Column,
 
     /// Trace only these calls: names, names with * in them, or %file, %descriptor, %network, %process, %signal, %memory, %ipc, %creds,
-    /// %clock; behind a ! all but these. Also trace=..., status=failed, status=successful, abbrev=none, decode-fds=path
+    /// %clock, /regular expression/; behind a ! all but these. Also trace=..., status=failed, status=successful, abbrev=none, decode-fds=path;
+    /// inject=CALLS:error=ERROR, retval=VALUE, delay_enter=DURATION, :when=FIRST[..LAST][+STEP], and fault=CALLS, which tamper with calls
     #[arg(short = 'e', long, value_name = "CALLS", allow_hyphen_values = true)]
     call: Vec<String>,
 
@@ -142,6 +146,14 @@ pub(crate) struct Arguments {
         value_parser = clap::value_parser!(i32).range(1..))]
     attach: Vec<i32>,
 
+    /// Set this variable for the program, or without a value remove it; repeatable
+    #[arg(short = 'E', long = "env", value_name = "NAME[=VALUE]", conflicts_with = "attach")]
+    environment: Vec<OsString>,
+
+    /// Run the program as this user, by name or number, with the user's groups
+    #[arg(short, long, value_name = "USER", conflicts_with = "attach")]
+    user: Option<String>,
+
     /// The program and its arguments
     #[arg(required_unless_present = "attach", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -157,6 +169,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!("cannot honour [manager]: a trace serves no program; orrery run --policy does");
     }
     let selection = select::read(&arguments.call)?;
+    let injected = inject::rules(&selection.injections)?;
+    let start = Start::new(&arguments.environment, arguments.user.as_deref())?;
     let selected = selection.calls;
     // Before the program runs: it is not to work for nothing.
     let separate = arguments.follow > 1 && !arguments.count;
@@ -183,9 +197,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let timed = arguments.count && !arguments.untimed;
     let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
-    let options = options.strict(!arguments.no_strict);
-    // What it denies is not to be allowed because the trace ends.
+    // What it denies is not to be allowed because the trace ends. What is injected is no such rule.
     let stays = policy.denies();
+    let options = options.strict(stays && !arguments.no_strict);
+    let policy = policy.then(injected);
     let target = match arguments.command.split_first() {
         Some((program, rest)) => Target::Program(program, rest),
         None => Target::Running(Attached::find(&arguments.attach)?),
@@ -198,7 +213,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Target::Program(program, rest) => {
                 hijack.attend(options)?;
                 crate::pipes::restore();
-                let child = hijack.spawn(program, rest)?;
+                let child = start.spawn(&hijack, program, rest)?;
                 forward::to(child.pid());
                 Some(child.wait()?)
             }
@@ -245,11 +260,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if arguments.stack_trace {
             all = all.then(crate::faults::places::stay()?);
         }
-        let extras = Extras { watched: &watched, files };
+        let extras = Extras { watched: &watched, files, ..Extras::default() };
         match target {
             Target::Program(program, rest) => {
                 let hijack = Hijack::start(options.policy(all))?;
                 crate::pipes::restore();
+                let extras = Extras { start, ..extras };
                 Some(follow(&hijack, program, rest, output, style, extras)?)
             }
             Target::Running(processes) => {
@@ -279,6 +295,8 @@ pub(crate) struct Extras<'a> {
     watched: &'a [u32],
     /// Where the lines of each thread go, if not to one output.
     files: Option<ThreadFiles>,
+    /// How the program is started.
+    start: Start,
 }
 
 /// The argument of `-s`.
@@ -306,7 +324,7 @@ pub(crate) fn follow(
     extras: Extras<'_>,
 ) -> anyhow::Result<ExitStatus> {
     let mut logger = Logger::prepare(hijack, output, style);
-    let child = hijack.spawn(program, rest)?;
+    let child = extras.start.spawn(hijack, program, rest)?;
     if let Some(program) = u32::try_from(child.pid()).ok().filter(|_| !extras.watched.is_empty()) {
         logger.writer.watch(Pending::new(program, extras.watched));
     }

@@ -190,10 +190,10 @@ fn calls_are_chosen_in_straces_words() {
         of(&["execve", "exit_group"])
     );
     assert_eq!(names(&["-e", "openat", "-e", "status=failed"]), of(&["openat"]));
-    for (options, message) in [
-        (&["-e", "inject=openat:error=EIO"][..], "orrery faults"),
-        (&["-e", "%nonsense"], "groups are %file"),
-    ] {
+    assert_eq!(names(&["-e", "/^exec|^exit_/"]), of(&["execve", "exit_group"]));
+    for (options, message) in
+        [(&["-e", "inject=openat"][..], "it says nothing to do"), (&["-e", "%nonsense"], "groups are %file")]
+    {
         let output = trace(options, &["true"]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && said.contains(message), "{said}");
@@ -364,6 +364,64 @@ fn what_a_policy_answers_is_told() {
 }
 
 #[test]
+fn calls_are_tampered_with() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(
+        &["-E", "LD_LIBRARY_PATH", "-e", "openat", "-e", "fault=openat:error=EMFILE:when=2+"],
+        &["cat", "/etc/passwd"],
+    );
+    let ways: Vec<_> = calls(&text)
+        .filter(|line| line.contains("openat("))
+        .map(|line| line.contains(" = -1 EMFILE"))
+        .collect();
+    assert!(ways.len() >= 2 && !ways[0] && ways[1..].iter().all(|fails| *fails), "{text}");
+
+    let script = "import os\nprint([os.getppid() for _ in range(6)], flush=True)\nos.write(1, b'more')";
+    let options =
+        ["-e", "getppid", "-e", "inject=getppid:retval=7:when=1+3", "-e", "inject=write:delay_enter=80ms"];
+    let begun = std::time::Instant::now();
+    let output = trace(&options, &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    assert!(begun.elapsed() >= std::time::Duration::from_millis(160), "{output:?}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let answers: Vec<_> = printed.trim_start_matches('[').split([',', ']']).map(str::trim).take(6).collect();
+    let sevens: Vec<_> = answers.iter().map(|answer| *answer == "7").collect();
+    assert_eq!(sevens, [true, false, false, true, false, false], "{printed}");
+    assert!(printed.ends_with("more"), "{printed}");
+}
+
+#[test]
+fn variables_and_users_are_changed_for_the_program() {
+    if facility::is_missing() {
+        return;
+    }
+    let output = trace(
+        &["-e", "none", "-E", "ADDED=a=b", "-E", "LC_ALL"],
+        &["sh", "-c", "echo ${ADDED-} ${LC_ALL-none}"],
+    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "a=b none\n", "{output:?}");
+    let is_root = rustix::process::geteuid().is_root();
+    let output = trace(
+        &["-e", "execve,openat", "-u", "nobody"],
+        &["sh", "-c", "id -un; id -G; exec cat /etc/passwd >/dev/null"],
+    );
+    if !is_root {
+        assert!(String::from_utf8_lossy(&output.stderr).contains("only root may"), "{output:?}");
+        return;
+    }
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let own = Command::new("id").args(["-G", "nobody"]).output().unwrap();
+    assert_eq!(printed, format!("nobody\n{}", String::from_utf8_lossy(&own.stdout)), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("\"/etc/passwd\", O_RDONLY") && text.contains("execve("), "{text}");
+    // Counted as well, by another way.
+    let output = trace(&["-c", "-u", "nobody"], &["id", "-un"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "nobody\n", "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("openat"), "{output:?}");
+}
+
+#[test]
 fn the_programs_end_is_the_traces() {
     if facility::is_missing() {
         return;
@@ -490,8 +548,9 @@ fn what_is_not_offered_is_refused_by_name() {
         (&["-n"], 2, "-n"),
         (&["-x"], 2, "-x"),
         (&["-i"], 2, "-i"),
-        (&["-u", "nobody"], 2, "-u"),
-        (&["-E", "A=b"], 2, "-E"),
+        (&["-e", "inject=read:signal=SIGINT"], 1, "signal= cannot be had here"),
+        (&["-u", "no user has this name"], 1, "there is no such user"),
+        (&["-E", "=b"], 1, "a variable has a name"),
         (&["-D"], 2, "-D"),
     ] {
         let output = trace(options, &["true"]);

@@ -1,7 +1,8 @@
 //! Which calls are meant by `-e`: words for calls, as strace knows them, too.
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use orrery_hijack::calls;
+use regex_lite::Regex;
 
 /// What a list of expressions asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,17 @@ pub(crate) struct Selection {
     pub(super) verbose: bool,
     /// `decode-fds=path`.
     pub(super) descriptors: bool,
+    /// What `inject=` and `fault=` say, in their order.
+    pub(super) injections: Vec<Injection>,
+}
+
+/// A tampering with calls that `-e` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Injection {
+    /// `fault=`, in which calls fail with `ENOSYS` unless it says something else.
+    pub(super) fails: bool,
+    /// What is behind the equals sign.
+    pub(super) text: String,
 }
 
 /// Reads expressions: `open,close`, `%file`, `!futex,poll`, `trace=...`. What is named adds up, what is named behind a `!` is taken
@@ -39,17 +51,7 @@ pub(crate) fn read(expressions: &[String]) -> anyhow::Result<Selection> {
             Some(words) => (&mut unwanted, words),
             None => (&mut wanted, words),
         };
-        for word in words.split(',').filter(|word| *word != "none") {
-            // Behind a question mark, strace takes what it does not know.
-            let (word, optional) = word.strip_prefix('?').map_or((word, false), |word| (word, true));
-            let Some(group) = calls::group(word) else {
-                if optional {
-                    continue;
-                }
-                bail!(calls::no_such_call(word));
-            };
-            list.extend(group.into_iter().map(|call| call.number));
-        }
+        list.extend(named(words)?);
         if words == "none" {
             unwanted.extend(calls::all().iter().map(|call| call.number));
         }
@@ -64,6 +66,58 @@ pub(crate) fn read(expressions: &[String]) -> anyhow::Result<Selection> {
     Ok(selection)
 }
 
+/// Returns the numbers of the calls that a list means.
+///
+/// # Errors
+/// What means nothing.
+fn named(words: &str) -> anyhow::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for word in split(words).filter(|word| *word != "none") {
+        // Behind a question mark, strace takes what it does not know.
+        let (word, optional) = word.strip_prefix('?').map_or((word, false), |word| (word, true));
+        let found = match word.strip_prefix('/') {
+            Some(pattern) => matching(pattern.strip_suffix('/').unwrap_or(pattern))?,
+            None => calls::group(word).into_iter().flatten().map(|call| call.number).collect(),
+        };
+        if found.is_empty() && !optional {
+            bail!(calls::no_such_call(word));
+        }
+        numbers.extend(found);
+    }
+    Ok(numbers)
+}
+
+/// Splits a list at its commas; those within a regular expression (`/.../`) are part of it.
+fn split(words: &str) -> impl Iterator<Item = &str> {
+    let mut within = false;
+    words.split(move |character: char| {
+        within ^= character == '/';
+        character == ',' && !within
+    })
+}
+
+/// Returns the numbers of the calls whose names match a regular expression somewhere.
+fn matching(pattern: &str) -> anyhow::Result<Vec<u32>> {
+    let pattern =
+        Regex::new(pattern).with_context(|| format!("cannot read the regular expression /{pattern}/"))?;
+    Ok(calls::all().iter().filter(|call| pattern.is_match(call.name)).map(|call| call.number).collect())
+}
+
+/// Returns the names of the calls that the set of an injection means: a list as behind `trace=`, or behind a `!` all but these.
+///
+/// # Errors
+/// What means nothing, or no call.
+pub(super) fn names(set: &str) -> anyhow::Result<Vec<&'static str>> {
+    let (set, all_but) = set.strip_prefix('!').map_or((set, false), |set| (set, true));
+    let numbers = named(set)?;
+    let meant = calls::all().iter().filter(|call| numbers.contains(&call.number) != all_but);
+    let names: Vec<_> = meant.map(|call| call.name).collect();
+    if names.is_empty() {
+        bail!("no system call is meant by {set:?}");
+    }
+    Ok(names)
+}
+
 impl Selection {
     fn set(&mut self, setting: &str, value: &str) -> anyhow::Result<()> {
         match (setting, value) {
@@ -73,12 +127,10 @@ impl Selection {
             ("abbrev" | "a", "none") | ("verbose" | "v", "all") => self.verbose = true,
             ("decode-fds" | "fd", "path") => self.descriptors = true,
             ("inject" | "fault", _) => {
-                return Err(anyhow::anyhow!("-e {setting}= is what rules are for")).context(
-                    "write --policy FILE with `deny`, `return`, `delay`, `every`; or try `orrery faults`",
-                );
+                self.injections.push(Injection { fails: setting == "fault", text: value.to_owned() });
             }
             _ => bail!(
-                "-e {setting}={value} is not known here: there are trace=, status=failed, status=successful, abbrev=none, decode-fds=path"
+                "-e {setting}={value} is not known here: there are trace=, inject=, fault=, status=failed, status=successful, abbrev=none, decode-fds=path"
             ),
         }
         Ok(())
@@ -110,6 +162,9 @@ mod tests {
         assert_eq!(names(&["none"]), [""; 0]);
         assert_eq!(names(&["trace=!%file,read"]).len(), calls::all().len() - names(&["%file,read"]).len());
         assert_eq!(names(&["read,write", "!write"]), ["read"]);
+        assert_eq!(names(&["trace=/^(read|write)$/"]), ["read", "write"]);
+        assert_eq!(names(&["/^dup[0-9]{1,2}$/,close"]), ["close", "dup2", "dup3"]);
+        assert_eq!(names(&["%lstat", "?/no_call_has_this/"]), ["lstat"]);
     }
 
     #[test]
@@ -119,6 +174,10 @@ mod tests {
         assert!(selection("abbrev=none").unwrap().verbose);
         assert!(selection("decode-fds=path").unwrap().descriptors);
         assert_eq!(selection("status=failed").unwrap().calls.len(), calls::all().len());
+        let injections =
+            read(&["fault=read".to_owned(), "inject=write:retval=1".to_owned()]).unwrap().injections;
+        let injection = |fails, text: &str| Injection { fails, text: text.to_owned() };
+        assert_eq!(injections, [injection(true, "read"), injection(false, "write:retval=1")]);
     }
 
     #[test]
@@ -126,7 +185,8 @@ mod tests {
         for (expression, part) in [
             ("nonsense", "no system call is called \"nonsense\""),
             ("trace=%nonsense", "groups are %file"),
-            ("inject=open:error=EIO", "orrery faults"),
+            ("/[/", "regular expression /[/"),
+            ("/no_call_has_this/", "no system call"),
             ("read=3", "is not known here"),
             ("decode-fds=all", "is not known here"),
         ] {

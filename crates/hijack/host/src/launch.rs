@@ -220,13 +220,35 @@ impl Hijack {
     /// Where it cannot be executed. What the kernel refuses only when the child tries is printed by the child on
     /// standard error, and by its exit status.
     pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Child> {
+        // SAFETY: nothing is prepared.
+        unsafe { self.spawn_prepared(name, arguments, || Ok(())) }
+    }
+
+    /// As [`Self::spawn`], and calls `prepare` in the child before the program is executed. If it fails, the child prints why, and ends
+    /// with status 126.
+    ///
+    /// # Errors
+    /// Those of [`Self::spawn`].
+    ///
+    /// # Safety
+    /// `prepare` runs between fork and exec, in a process in which no other thread is left: it does not wait for what another thread
+    /// would have to do, as for a lock.
+    pub unsafe fn spawn_prepared(
+        &self,
+        name: &OsStr,
+        arguments: &[OsString],
+        prepare: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Child> {
         let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
-        // SAFETY: the child does nothing but execute the program.
+        // SAFETY: the child does nothing but prepare, as the caller promises, and execute the program.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(Error::system("make a process for the program")),
             0 => {
-                let error = self.become_program(&found, name, arguments);
+                let error = match prepare() {
+                    Ok(()) => self.become_program(&found, name, arguments),
+                    Err(source) => Error::NotExecutable { program: found, source },
+                };
                 eprintln!("orrery: {}", error.with_causes());
                 // SAFETY: ends the child; the exit handlers are its parent's.
                 unsafe { libc::_exit(error.exit_status().into()) }
