@@ -24,6 +24,7 @@ use orrery_sys::{PAGE, PageRange};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
 use crate::{Error, Result};
@@ -52,8 +53,8 @@ pub struct Watcher {
     main: RawFd,
     mark: *const AtomicU32,
     source: Option<EventSource>,
-    /// 1 once its thread has given up its privileges.
-    unprivileged: AtomicU32,
+    /// 1 once its thread has given up its privileges, and has on its own stack all that it needs.
+    settled: AtomicU32,
 }
 
 /// A descriptor that a watcher polls beside its own.
@@ -90,7 +91,7 @@ impl Watcher {
         }
         .map_err(|e| Error::system("mmap(a stack)", STACK, e))?;
         let stack = NonNull::new(stack.cast()).ok_or(Error::system("mmap(a stack)", STACK, Errno::NOMEM))?;
-        Ok(Self { stack, main, mark, source: None, unprivileged: AtomicU32::new(0) })
+        Ok(Self { stack, main, mark, source: None, settled: AtomicU32::new(0) })
     }
 
     /// Lets it listen to something else, too.
@@ -108,8 +109,9 @@ impl Watcher {
         PageRange { start, end: start + STACK }
     }
 
-    /// Starts it in the calling process, the domain; gives its thread's number. Signals must be blocked, and the
-    /// watcher must stay where it is for as long as the process lives. Async-signal-safe.
+    /// Starts it in the calling process, the domain; gives its thread's number. Signals must be blocked. Once it has returned,
+    /// the thread uses nothing but its stack and what its event source names: it blocks the signal of a fault, so memory that
+    /// the domain takes away from itself, as the checking mode of orbits does, would end the domain. Async-signal-safe.
     ///
     /// # Errors
     /// Those of clone(2).
@@ -124,9 +126,8 @@ impl Watcher {
             | libc::CLONE_SYSVSEM;
         let argument = core::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // In a child of a domain it is as the domain's own thread left it.
-        self.unprivileged.store(0, Ordering::SeqCst);
-        // SAFETY: the thread runs on a stack of its own, on `self`, which stays where it is for as long as the process
-        // lives (it belongs to a leaked plan), and touches nothing else.
+        self.settled.store(0, Ordering::SeqCst);
+        // SAFETY: the thread runs on a stack of its own, and on `self` until it says that it is settled, for which this waits.
         let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };
         // clone(3) sets errno on failure, which we read at once on our own thread.
         if result < 0 {
@@ -134,9 +135,8 @@ impl Watcher {
         }
         let stack = self.stack();
         STACK_START.store(stack.start, Ordering::SeqCst);
-        // The domain goes on only when nothing of its privileges is left there.
-        while is_privileged() && self.unprivileged.load(Ordering::SeqCst) == 0 {
-            rustix::thread::sched_yield();
+        while self.settled.load(Ordering::SeqCst) == 0 {
+            let _ = futex::wait(&self.settled, futex::Flags::PRIVATE, 0, None);
         }
         Ok(result)
     }
@@ -207,30 +207,33 @@ fn give_up_privileges() {
 
 /// Runs in the watcher's thread. It shares our thread-local storage: see the top of this file.
 extern "C" fn watch(argument: *mut c_void) -> c_int {
-    // SAFETY: `start` passes itself, which outlives the thread.
+    // SAFETY: `start` passes itself, which is there until this is settled.
     let watcher = unsafe { &*argument.cast::<Watcher>() };
+    let (main, mark, mut source) = (watcher.main, watcher.mark, watcher.source);
     // Asked now, not when the descriptor is found closed: that may be found at main's death, by who was orphaned
     // before.
     let parent = rustix::process::getppid();
     give_up_privileges();
-    watcher.unprivileged.store(1, Ordering::SeqCst);
+    let settled = &raw const watcher.settled;
+    watcher.settled.store(1, Ordering::SeqCst);
+    // SAFETY: wakes who waits at an address. Nothing is read there, and memory that is gone by now is no failure.
+    let _ = unsafe { syscall!(Sysno::futex, settled, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
     let mut list = RobustList { first: core::ptr::null(), offset: 0, pending: core::ptr::null() };
     let mut entry = Entry { next: core::ptr::null() };
-    if !watcher.mark.is_null() {
+    if !mark.is_null() {
         entry.next = (&raw const list).cast();
         list.first = &raw const entry;
-        list.offset = watcher.mark.addr().wrapping_sub((&raw const entry).addr()).cast_signed();
+        list.offset = mark.addr().wrapping_sub((&raw const entry).addr()).cast_signed();
         // SAFETY: the list lives on this stack for as long as the thread.
         let set = unsafe { syscall!(Sysno::set_robust_list, &raw const list, size_of::<RobustList>()) };
         if set.is_ok() {
             let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
             // SAFETY: the word lies in memory shared with main, mapped for good in this process.
-            unsafe { &*watcher.mark }.store(own | WAITERS, Ordering::SeqCst);
+            unsafe { &*mark }.store(own | WAITERS, Ordering::SeqCst);
         }
     }
     // SAFETY: main's pidfd was open at the fork. Should the program close it, poll says so below.
-    let main = unsafe { BorrowedFd::borrow_raw(watcher.main) };
-    let mut source = watcher.source;
+    let main = unsafe { BorrowedFd::borrow_raw(main) };
     let mut idle = None;
     loop {
         // SAFETY: as above.
@@ -278,4 +281,61 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
     // SAFETY: as above.
     let _ = unsafe { syscall!(Sysno::exit_group, 0) };
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a child: starts a watcher and takes the memory away in which it was prepared, a page. On one CPU, on which the
+    /// watcher's thread has not run yet.
+    fn start_and_take_away(page: *mut Watcher) -> ! {
+        // SAFETY: a child with one thread; the CPU set and the mapping are its own.
+        unsafe {
+            let mut one: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET(usize::try_from(libc::sched_getcpu()).unwrap_or(0), &mut one);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
+            // No privileges, and so none for which to wait until they are given up.
+            if rustix::process::geteuid().is_root() {
+                libc::setresuid(65534, 65534, 65534);
+            }
+            let started = (*page).start();
+            let taken = libc::mprotect(page.cast(), PAGE, libc::PROT_NONE);
+            let mut sleep = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            libc::nanosleep(&raw const sleep, &raw mut sleep);
+            libc::_exit(i32::from(started.is_err() || taken != 0))
+        }
+    }
+
+    #[test]
+    fn a_watcher_that_has_started_needs_no_memory_but_its_stack() {
+        let main =
+            rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+        let main = main.unwrap();
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping replaces no mapping.
+        let page = unsafe {
+            rustix::mm::mmap_anonymous(core::ptr::null_mut(), PAGE, protection, MapFlags::PRIVATE).unwrap()
+        };
+        let watcher = Watcher::prepare(std::os::fd::AsRawFd::as_raw_fd(&main), core::ptr::null()).unwrap();
+        // SAFETY: fresh memory with room for it, which is page-aligned.
+        unsafe { page.cast::<Watcher>().write(watcher) };
+        for round in 0..200 {
+            let mask = orrery_sys::signals::block_all();
+            // SAFETY: the child makes system calls only.
+            let pid = match unsafe { libc::fork() } {
+                0 => start_and_take_away(page.cast()),
+                pid => pid,
+            };
+            orrery_sys::signals::set_mask(mask);
+            let mut status = 0;
+            // SAFETY: waits for our child.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert_eq!(status, 0, "round {round}: by signal {}", libc::WTERMSIG(status));
+        }
+        // SAFETY: written above, and used nowhere else.
+        drop(unsafe { page.cast::<Watcher>().read() });
+        // SAFETY: our own mapping.
+        unsafe { rustix::mm::munmap(page, PAGE).unwrap() };
+    }
 }
