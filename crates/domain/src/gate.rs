@@ -276,6 +276,12 @@ impl<'a> Gate<'a> {
         protocol::ring(&self.mine.bell, &self.theirs.sleepers);
     }
 
+    /// Rings the bell and wakes the partner, even if its face says that none of its threads sleeps: for a partner that may
+    /// have overwritten that.
+    pub fn ring_in_any_case(&self) {
+        protocol::ring(&self.mine.bell, &AtomicU32::new(1));
+    }
+
     /// Returns how often the partner has rung. Read it *before* looking whether there is anything to do, and hand it
     /// to [`Gate::wait`]: then no ring is missed.
     #[inline]

@@ -5,8 +5,9 @@
 //! - The **crash record**: what the orbit's signal handler noted about its own death.
 //! - Whether it is ready, and how many updates it has sent.
 //!
-//! Main believes none of it further than it harms itself: a claim that makes no sense is a corrupted queue, a crash record
-//! is shown to humans, the count of updates only says when to look at the socket.
+//! Main believes none of it further than it harms itself: claims that contradict one another or what main knows are a
+//! corrupted queue ([`crate::state`]), a crash record is shown to humans, the count of updates only says when to look at the
+//! socket.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -104,6 +105,11 @@ impl ControlBlock {
             .into_iter()
             .find(|claim| Self::word(number, *claim) == word)
             .unwrap_or(Claim::Nonsense)
+    }
+
+    /// Main's, while no orbit lives: the successor is not to run message `number`.
+    pub(crate) fn close(&self, number: u32) {
+        self.claim_word(number).store(Self::word(number, Claim::Cancelled), Ordering::SeqCst);
     }
 
     /// Turns a waiting message into a `to`; false where the other side was faster.

@@ -127,6 +127,9 @@ impl Program {
             };
             let number = side.taken();
             let wanted = self.control.turn(number, Claim::Taken);
+            if !wanted && self.control.claim(number) != Claim::Cancelled {
+                queue("a claim that makes no sense");
+            }
             // What a cancelled call or a predecessor's last one brought is the base for the calls behind it.
             if let Err(error) = view.apply(&DeltaRef::from_bits(request.delta)) {
                 snapshot(error);

@@ -104,7 +104,12 @@ impl Shared {
                     let look = Moment::now().after(LOOK);
                     Some(until.map_or(look, |until| until.min(look)))
                 };
-                gate.wait_until(heard, end, Partner::Pidfd(process.as_fd()))
+                let woken = gate.wait_until(heard, end, Partner::Pidfd(process.as_fd()));
+                if woken == Woken::TimedOut {
+                    // A task that has overwritten the orbit's face may have made it look awake.
+                    gate.ring_in_any_case();
+                }
+                woken
             }
             None => {
                 // Nobody lives who could ring; another thread may destroy or restart the orbit, so do not sleep for ever.

@@ -178,8 +178,7 @@ impl State {
     fn end_with(&mut self, process: &Process, fault: Fault) {
         let _ = process.signal(Signal::KILL);
         await_death(process);
-        self.fail_running(&fault);
-        self.decide(fault, End::Killed { signal: libc::SIGKILL });
+        self.end_instance(fault, End::Killed { signal: libc::SIGKILL });
     }
 
     /// Answers, updates, and slots that are done with.
@@ -223,11 +222,18 @@ impl State {
         if self.queued.is_empty() {
             return Ok(());
         }
-        let waiting = self.side.waiting().map_err(|e| e.to_string())?;
-        let taken = self.side.sent().wrapping_sub(waiting);
+        let taken = self.taken()?;
+        // The orbit claims a call before it counts it as taken: one that waits by its claim and not by its place is one
+        // that nobody will ever run.
+        let skipped =
+            self.queued.iter().take_while(|queued_call| is_behind(queued_call, taken)).find(|queued_call| {
+                !queued_call.settled && self.control.claim(queued_call.number) != Claim::Taken
+            });
+        if let Some(skipped) = skipped {
+            return Err(format!("the claim of call {}, which was taken from the queue", skipped.call));
+        }
         while let Some(queued_call) = self.queued.front() {
-            let behind = taken.wrapping_sub(queued_call.number).wrapping_sub(1) < u32::MAX / 2;
-            if !(queued_call.settled && behind) {
+            if !(queued_call.settled && is_behind(queued_call, taken)) {
                 break;
             }
             self.settled -= 1;
@@ -236,6 +242,45 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Returns the number of the next message that the orbit has to take, as far as the orbit says so.
+    fn taken(&self) -> core::result::Result<u32, String> {
+        let waiting = self.side.waiting().map_err(|e| e.to_string())?;
+        Ok(self.side.sent().wrapping_sub(waiting))
+    }
+
+    /// Returns whether what the dead orbit left of the queue adds up with what main knows: a successor can go on with it. It
+    /// ran one call at a time, in their order, claimed it, and only then counted it as taken.
+    fn is_queue_whole(&self) -> bool {
+        let Ok(taken) = self.taken() else { return false };
+        let oldest = self.queued.front().map_or(self.side.sent(), |queued_call| queued_call.number);
+        if taken.wrapping_sub(oldest) > self.side.bound() {
+            return false;
+        }
+        let mut may_have_been_claimed = true;
+        self.queued.iter().all(|queued_call| {
+            let claim = self.control.claim(queued_call.number);
+            let behind = is_behind(queued_call, taken);
+            if queued_call.settled {
+                // What a cancelled call or one before the successor's says is written anew.
+                return behind || claim != Claim::Queued;
+            }
+            let first = core::mem::take(&mut may_have_been_claimed);
+            match claim {
+                Claim::Queued => !behind,
+                Claim::Taken => first,
+                Claim::Cancelled | Claim::Nonsense => false,
+            }
+        })
+    }
+
+    /// Returns the call that the orbit runs, or ran when it died: by its claim, or because it is not in the queue any more.
+    fn running(&self) -> Option<usize> {
+        let index = self.queued.iter().position(|queued_call| !queued_call.settled)?;
+        let queued_call = &self.queued[index];
+        let is_gone = self.taken().is_ok_and(|taken| is_behind(queued_call, taken));
+        (is_gone || self.control.claim(queued_call.number) != Claim::Queued).then_some(index)
     }
 
     /// Takes in updates until there are no more, or `arrivals` or `bytes` have come.
@@ -326,6 +371,14 @@ impl State {
         if let Fault::Snapshot { .. } | Fault::Corrupted { .. } = fault {
             return self.lost(fault, end);
         }
+        self.end_instance(fault, end);
+    }
+
+    /// The instance is dead: a successor goes on with the queue, or with none where it does not add up.
+    fn end_instance(&mut self, fault: Fault, end: End) {
+        if !self.is_queue_whole() {
+            return self.lost(fault, end);
+        }
         self.fail_running(&fault);
         self.decide(fault, end);
     }
@@ -341,8 +394,7 @@ impl State {
                     return Fault::MemoryLimit { bytes };
                 }
                 let now = Moment::now();
-                let running =
-                    self.queued.iter().find(|f| !f.settled && self.control.claim(f.number) == Claim::Taken);
+                let running = self.running().map(|index| &self.queued[index]);
                 // One that was killed before its limit was killed by another process.
                 if let Some(QueuedCall { limit: Some(limit), .. }) = running
                     && now.since(Moment(self.control.started())) >= *limit
@@ -368,12 +420,7 @@ impl State {
 
     /// Ends the call whose task was running.
     fn fail_running(&mut self, fault: &Fault) {
-        let running = self.queued.iter().position(|queued_call| {
-            // A claim that makes no sense is that of the task that destroyed it.
-            !queued_call.settled
-                && matches!(self.control.claim(queued_call.number), Claim::Taken | Claim::Nonsense)
-        });
-        if let Some(index) = running {
+        if let Some(index) = self.running() {
             let queued_call = &mut self.queued[index];
             queued_call.settled = true;
             self.settled += 1;
@@ -470,6 +517,9 @@ impl State {
         let Some(domain) = &mut self.domain else { return };
         self.side.succeed(false);
         self.control.forget();
+        for queued_call in self.queued.iter().filter(|queued_call| queued_call.settled) {
+            self.control.close(queued_call.number);
+        }
         let now = Moment::now();
         self.history.restarted(now);
         self.statistics.restarts().fetch_add(1, Ordering::Relaxed);
@@ -511,12 +561,9 @@ impl State {
         if !matches!(self.phase, Phase::Up) {
             return;
         }
-        let Some(index) = self.queued.iter().position(|queued_call| !queued_call.settled) else { return };
+        let Some(index) = self.running() else { return };
         let queued_call = &mut self.queued[index];
         let Some(limit) = queued_call.limit else { return };
-        if self.control.claim(queued_call.number) != Claim::Taken {
-            return;
-        }
         let now = Moment::now();
         let seen = *queued_call.seen_running.get_or_insert(now);
         if now.since(seen) >= limit + GRACE
@@ -584,6 +631,11 @@ impl State {
             Phase::Destroyed => Err(Error::Destroyed { orbit: self.name.clone() }),
         }
     }
+}
+
+/// Returns whether a call's message is no longer in the queue, of which the message `taken` is the next one.
+fn is_behind(queued_call: &QueuedCall, taken: u32) -> bool {
+    taken.wrapping_sub(queued_call.number).wrapping_sub(1) < u32::MAX / 2
 }
 
 /// Releases a delta; it went with its mirror where there is none.

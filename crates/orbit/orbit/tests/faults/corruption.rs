@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use orrery_orbit::{Call, Fault, Orbit, Task};
+use orrery_orbit::{Call, Error, Fault, Orbit, Task};
 
 use crate::common::{area, childless, ends, number, read};
 use crate::support::{fault, orbit, restarting};
@@ -158,4 +158,79 @@ pub(crate) fn an_orbit_cannot_write_to_the_memory_of_another() {
     }
     assert_eq!(waiting.get(), Ok(8));
     assert_eq!((bystander.pid().unwrap(), bystander.restarts().unwrap()), (pid, 0));
+}
+
+/// How a task overwrites one word of what it shares with main.
+const CHANGES: [fn(u32) -> u32; 9] = [
+    |_| 0,
+    |_| 1,
+    |_| u32::MAX,
+    |word| word ^ 1,
+    |word| word ^ 2,
+    |word| word ^ 3,
+    |word| word.wrapping_add(1),
+    |word| word.wrapping_sub(1),
+    |word| word.wrapping_add(4),
+];
+
+/// Overwrites one word of the shared memory that is in use; the arguments say which, how, and whether to crash then. Returns
+/// 1, or 0 where there is no such word.
+fn overwrite(task: &mut Task<'_>) -> i64 {
+    let [mapping, word, change, crashes]: [u32; 4] = task.argument().unwrap();
+    let mut words: Vec<usize> = Vec::new();
+    if let Some((start, end)) = shared_mappings().get(mapping as usize) {
+        words.extend((*start..*end).step_by(4).take(128));
+    }
+    let Some(at) = words.get(word as usize) else { return 0 };
+    let place = std::ptr::without_provenance_mut::<u32>(*at);
+    // SAFETY: mapped and writable; what becomes of the orbit by that is the case's question.
+    unsafe { place.write_volatile(CHANGES[change as usize](place.read_volatile())) };
+    if crashes != 0 {
+        std::process::abort();
+    }
+    1
+}
+
+/// A task that overwrites a single word, with a call that waits behind it: main gets an answer or an error for each, soon,
+/// and the orbit works again.
+pub(crate) fn whichever_word_is_overwritten_no_call_waits_for_ever() {
+    const SOON: Duration = Duration::from_secs(15);
+    let cores = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(rustix::process::Resource::Core, cores).unwrap();
+    let orbit = restarting(Orbit::builder("words")).queue(4).entry(|_| 7).create().unwrap();
+    let mut tried = 0;
+    for mapping in 0..2 {
+        for word in 0..128 {
+            for (change, crashes) in (0..9).flat_map(|change| [(change, 0), (change, 1)]) {
+                let bytes: Vec<u8> =
+                    [mapping, word, change, crashes].iter().flat_map(|n: &u32| n.to_ne_bytes()).collect();
+                let what = format!("mapping {mapping}, word {word}, change {change}, crash {crashes}");
+                let first = orbit.call_async(&Call::new().function(overwrite).arguments(&bytes)).unwrap();
+                let second = orbit.call_async(&Call::new()).unwrap();
+                let first = first.get_within(SOON);
+                let is_late = |result: &Result<i64, _>| matches!(result, Err(Error::TimedOut { .. }));
+                assert!(!is_late(&first), "{what}: the task: {first:?}");
+                let second = second.get_within(SOON);
+                assert!(!is_late(&second), "{what}: the call behind it: {second:?}");
+                assert!(
+                    second.as_ref().is_ok_and(|value| *value == 7) || second.is_err(),
+                    "{what}: {second:?}"
+                );
+                // What was destroyed may show at the next call, but not for long.
+                let mut last = Err(Error::NoEntry { orbit: String::new() });
+                for _ in 0..3 {
+                    last = orbit.call_async(&Call::new()).and_then(|call| call.get_within(SOON));
+                    assert!(!is_late(&last), "{what}: the next call");
+                    if last.is_ok() {
+                        break;
+                    }
+                }
+                assert_eq!(last, Ok(7), "{what}");
+                tried += i32::from(first.is_err() || first == Ok(1));
+            }
+        }
+    }
+    assert!(tried >= 2000, "{tried} tried");
+    drop(orbit);
+    assert!(childless(), "{} are left", living_children());
 }

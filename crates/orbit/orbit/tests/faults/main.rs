@@ -57,6 +57,7 @@ orrery_testing::cases![
     corruption::a_corrupted_orbit_comes_back_clean,
     corruption::scribbling_over_all_shared_memory_makes_no_processes,
     corruption::an_orbit_cannot_write_to_the_memory_of_another,
+    corruption::whichever_word_is_overwritten_no_call_waits_for_ever,
     endings::a_killed_orbit_leaves_nothing_behind,
     endings::a_fork_of_the_orbit_may_outlive_its_task,
     endings::a_child_that_returns_from_its_task_is_not_the_orbit,
