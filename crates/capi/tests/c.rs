@@ -149,6 +149,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
+/// The flags that a source names in its first comment, behind "Built with:".
+fn own_flags(source: &Path) -> std::io::Result<Vec<String>> {
+    let text = std::fs::read_to_string(source)?;
+    let flags = text.lines().find_map(|line| line.strip_prefix(" * Built with: ")).unwrap_or_default();
+    Ok(flags.split_whitespace().map(str::to_owned).collect())
+}
+
 /// Every source in `tests/c`.
 fn programs() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
@@ -237,6 +244,7 @@ impl Build {
         if source.extension().is_some_and(|extension| extension == "c") {
             command.arg("-std=c11");
         }
+        command.args(own_flags(source)?);
         command
             .arg("-I")
             .arg(root().join("include"))

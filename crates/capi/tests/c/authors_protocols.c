@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -188,6 +189,46 @@ static void rdb(void) {
     ended(orbit);
 }
 
+/* ---- a new orbit after each crash, as all ports do: what the dead ones had does not add up ---- */
+
+static unsigned long crash_or_answer(void *store, void *argbuf) {
+    (void)store;
+    if (*(int *)argbuf)
+        abort();
+    return 5;
+}
+
+static int descriptors(void) {
+    int count = 0, end = (int)sysconf(_SC_OPEN_MAX);
+    for (int fd = 0; fd < end; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+static void crashes(void) {
+    struct orbit_pool *pool = orbit_pool_create(NULL, MIB);
+    struct rlimit limit, few = {256, 0};
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    few.rlim_max = limit.rlim_max;
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    int before = descriptors();
+    for (int round = 0; round < 400; round++) {
+        struct orbit_module *orbit = orbit_create("again", crash_or_answer, NULL);
+        CHECK(orbit);
+        int answer = 0, crash = 1, status;
+        struct orbit_task task;
+        union orbit_result result;
+        CHECK(orbit_call(orbit, 1, &pool, NULL, &answer, sizeof answer) == 5);
+        CHECK(orbit_call_async(orbit, 0, 1, &pool, NULL, &crash, sizeof crash, &task) == 0);
+        errno = 0;
+        CHECK(orbit_recvv(&result, &task) == -1 && errno == ESRCH);
+        CHECK(waitpid(orbit->gobid, &status, 0) == orbit->gobid);
+        free(orbit);
+    }
+    CHECK(descriptors() < before + 40);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
 /* ---- WebDAV: the configuration is in a pool that calls do not name; a pool for each request is emptied by hand ---- */
 
 struct configuration {
@@ -323,6 +364,7 @@ static void deadlocks(void) {
 int main(void) {
     slow_log();
     rdb();
+    crashes();
     web_dav(false);
     web_dav(true);
     deadlocks();

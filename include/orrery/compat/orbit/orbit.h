@@ -24,6 +24,8 @@
  *     one and ORBIT_UNKNOWN is returned, or by orbit_skip passed over.
  *   - A received scratch appears at the address from which it was sent where that lies in a pool of main's or is free in
  *     main; otherwise elsewhere.
+ *   - Of orbits that have died, and that were not destroyed, the last 16 of which everything was received are kept. What was
+ *     received of an older one must not be looked at any more, and orbit_destroy fails with ESRCH for it.
  *   - orbit_commit fails with ENOSYS, as with the authors' own last kernel, which has the system call behind it compiled
  *     out. In earlier ones it put whole pages that the task had changed over main's while main ran, unasked and with all
  *     that lay beside them. One mode of one of their old programs asks for it. Send updates.

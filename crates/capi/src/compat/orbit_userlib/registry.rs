@@ -8,13 +8,18 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use orrery_orbit::{Future, Orbit};
+use orrery_orbit::{Future, Life, Orbit};
 
 /// Received scratches that lie in buffers of our own stay for this many more messages.
 const KEPT: usize = 64;
 
+/// So many dead orbits stay that nobody has destroyed: programs that make a new one after each crash do not.
+const DEAD: usize = 16;
+
 /// One orbit.
 pub(super) struct Known {
+    /// Its local number.
+    number: c_int,
     pub(super) orbit: Orbit,
     pub(super) calls: Mutex<Calls>,
 }
@@ -88,15 +93,36 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Adds an orbit; gives its local number.
 pub(super) fn add(id: c_int, orbit: Orbit) -> c_int {
-    let known = Arc::new(Known { orbit, calls: Mutex::default() });
     let mut table = lock(&registry().table);
     table.last += 1;
     let number = table.last;
+    let known = Arc::new(Known { number, orbit, calls: Mutex::default() });
     // A dead orbit's id may have been given to this one.
     let before = table.orbits.insert(id, known);
+    let all: Vec<(c_int, Arc<Known>)> =
+        table.orbits.iter().map(|(id, known)| (*id, Arc::clone(known))).collect();
     drop(table);
     drop(before);
+    forget_dead(all);
     number
+}
+
+/// Takes out the oldest of those that are dead, and of which nothing can be received any more.
+fn forget_dead(mut all: Vec<(c_int, Arc<Known>)>) {
+    if all.len() <= DEAD {
+        return;
+    }
+    all.retain(|(_, known)| {
+        matches!(known.orbit.life(), Ok(Life::Down { .. }))
+            && lock(&known.calls).open.values().all(|call| call.unnamed)
+    });
+    all.sort_by_key(|(_, known)| core::cmp::Reverse(known.number));
+    for (id, dead) in all.split_off(DEAD.min(all.len())) {
+        let mut table = lock(&registry().table);
+        if table.orbits.get(&id).is_some_and(|known| Arc::ptr_eq(known, &dead)) {
+            table.orbits.remove(&id);
+        }
+    }
 }
 
 /// The orbit with this id.
