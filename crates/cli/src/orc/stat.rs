@@ -54,6 +54,12 @@ struct Look {
     report: Report,
 }
 
+#[derive(Serialize)]
+struct StaleLook<'a> {
+    schema: u32,
+    stale: &'a [stale::Stale],
+}
+
 /// Prints what there is.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if !(0.05..=86_400.0).contains(&arguments.every) {
@@ -86,7 +92,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 
 fn print_stale(found: &[stale::Stale], json: bool) -> Result<()> {
     let text = if json {
-        serde_json::to_string(found)?
+        serde_json::to_string(&StaleLook { schema: SCHEMA, stale: found })?
     } else if found.is_empty() {
         "No program has an object of a file that was replaced.".to_owned()
     } else {
@@ -118,7 +124,7 @@ fn right(text: impl Into<String>) -> Cell {
 
 fn tables(look: &Look, objects: bool) -> String {
     if look.report.objects.is_empty() {
-        return format!("No objects, {} connections.", look.report.connections);
+        return format!("No objects, {} connections.{}", look.report.connections, stuck(&look.report));
     }
     let mut trust_domains = new_table(&["TRUST DOMAIN", "OBJECTS", "STORED", "MAPPED", "SAVED"]);
     for (name, saving) in &look.measured.trust_domains {
@@ -163,5 +169,14 @@ fn tables(look: &Look, objects: bool) -> String {
     if look.measured.unreadable > 0 {
         text = format!("{text}\n\n{} processes may not be looked into.", look.measured.unreadable);
     }
-    text
+    text + &stuck(&look.report)
+}
+
+/// What is said of threads of the store that hang; nothing where none does.
+fn stuck(report: &Report) -> String {
+    match report.stuck_threads {
+        0 => String::new(),
+        1 => "\n\n1 thread of the store waits for a file that does not answer.".to_owned(),
+        count => format!("\n\n{count} threads of the store wait for files that do not answer."),
+    }
 }

@@ -238,7 +238,10 @@ fn programs_with_files_that_were_replaced_are_listed() {
     let running = waiting(&store, &path, &["1000"], rustix::process::geteuid().as_raw());
     let directory = store.path().to_str().unwrap();
     let stale = || -> Vec<Value> {
-        serde_json::from_str(text(&orc(&["stat", "--directory", directory, "--stale", "--json"]))).unwrap()
+        let look = orc(&["stat", "--directory", directory, "--stale", "--json"]);
+        let look: Value = serde_json::from_str(text(&look)).unwrap();
+        assert_eq!(look["schema"], 1);
+        look["stale"].as_array().unwrap().clone()
     };
     assert!(stale().is_empty(), "{:?}", stale());
     // The same bytes again are no other ones.

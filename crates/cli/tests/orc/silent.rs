@@ -390,7 +390,17 @@ fn reports_show_how_many_threads_hang() {
         };
         assert_eq!(stuck(), 0);
         let sockets = trial.send_all(directory, 1);
+        let printed = || {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_orrery"));
+            let output = command.args(["orc", "stat", "--directory"]).arg(trial.socket()).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        assert!(!printed().contains("answer"), "{}", printed());
         eventually("a thread hangs", || stuck() > 0);
+        let text = printed();
+        let said = ["1 thread of the store waits for a file", "threads of the store wait for files"];
+        assert!(said.iter().any(|said| text.contains(said)), "{text}");
         drop(files);
         eventually("none hangs", || stuck() == 0);
         drop(sockets);

@@ -16,6 +16,9 @@ pub struct Report {
     pub connections: usize,
     /// The bytes that this trust domain may have.
     pub quota: u64,
+    /// How many threads of the client's account wait for files that do not answer; those of all accounts for an administrator.
+    #[serde(default)]
+    pub stuck_threads: usize,
     /// The objects.
     pub objects: Vec<ReportedObject>,
 }

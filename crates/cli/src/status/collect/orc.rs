@@ -85,8 +85,14 @@ mod tests {
             holders: BTreeMap::from([(holder, 1)]),
         };
         let objects = vec![object("public", 1, 5), object("public", 1, 5), object("user 0", 2, 6)];
-        let report =
-            Report { pid: 7, trust_domain: "user 0".to_owned(), connections: 2, quota: 1 << 30, objects };
+        let report = Report {
+            pid: 7,
+            trust_domain: "user 0".to_owned(),
+            connections: 2,
+            quota: 1 << 30,
+            stuck_threads: 0,
+            objects,
+        };
         let item = item(Path::new("/o/socket"), &report);
         let of = |figures: &Figures, name: &str| figures.get(name).unwrap();
         assert_eq!(of(&item.figures, "objects"), 3_u64.into());

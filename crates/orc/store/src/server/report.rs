@@ -7,7 +7,6 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use rustix::fs::{fstat, major, minor};
-use serde::Serialize;
 
 use crate::objects::backing_file::{Object, resident};
 use crate::objects::table::Entry;
@@ -15,15 +14,6 @@ use crate::state::store_state::State;
 use crate::trust_domain::TrustDomain;
 use orrery_orc_wire::ObjectId;
 use orrery_orc_wire::report::{Report, ReportedObject};
-
-/// A report, with what only the server knows of itself.
-#[derive(Serialize)]
-struct Written {
-    #[serde(flatten)]
-    report: Report,
-    /// How many threads of the client's account wait for files that do not answer; those of all accounts for an administrator.
-    stuck_threads: usize,
-}
 
 /// What a client may know, as it was in one transaction.
 #[derive(Debug)]
@@ -115,8 +105,9 @@ impl Snapshot {
             trust_domain: self.trust_domain,
             connections: self.connections,
             quota: self.quota,
+            stuck_threads,
             objects,
         };
-        serde_json::to_vec(&Written { report, stuck_threads }).unwrap_or_default()
+        serde_json::to_vec(&report).unwrap_or_default()
     }
 }
