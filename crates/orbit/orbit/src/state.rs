@@ -185,21 +185,22 @@ impl State {
     fn take_in(&mut self) -> core::result::Result<(), String> {
         self.receive_updates(ARRIVALS, ARRIVING_BYTES);
         let mut bytes = [0; ANSWER];
+        // So many at the front are settled; they stay until all answers are taken in, which may be many.
+        let mut settled = 0;
         while let Some(len) = self.side.peek(&mut bytes).map_err(|e| e.to_string())? {
             let answer = Answer::decode(&bytes[..len]).ok_or("an answer of the wrong size")?;
             self.side.take();
             self.stalled = false;
             // Updates of a task are sent before its answer, and are bounded by what is kept of one call.
             self.receive_updates(ARRIVALS_BEFORE_ANSWER, usize::MAX);
-            let index = self
-                .queued
-                .iter()
-                .position(|queued_call| !queued_call.settled)
+            let index = (settled..self.queued.len())
+                .find(|index| !self.queued[*index].settled)
                 .filter(|index| {
                     let queued_call = &self.queued[*index];
                     queued_call.call == answer.call && self.control.claim(queued_call.number) == Claim::Taken
                 })
                 .ok_or_else(|| format!("an answer to call {}, which is not running", answer.call))?;
+            settled = index + 1;
             if let Some(queued_call) = self.queued.get_mut(index) {
                 queued_call.settled = true;
                 self.settled += 1;
@@ -561,9 +562,10 @@ impl State {
         if !matches!(self.phase, Phase::Up) {
             return;
         }
+        let next = self.queued.iter().find(|queued_call| !queued_call.settled);
+        let Some(limit) = next.and_then(|queued_call| queued_call.limit) else { return };
         let Some(index) = self.running() else { return };
         let queued_call = &mut self.queued[index];
-        let Some(limit) = queued_call.limit else { return };
         let now = Moment::now();
         let seen = *queued_call.seen_running.get_or_insert(now);
         if now.since(seen) >= limit + GRACE

@@ -52,6 +52,7 @@ orrery_testing::cases![
     queue::a_full_queue_fails,
     queue::a_full_queue_is_waited_for,
     queue::a_full_queue_makes_room,
+    queue::a_hundred_thousand_calls_wait_and_are_answered,
     updates::updates_arrive_in_order,
     updates::updates_arrive_before_the_end,
     updates::updates_of_queued_calls_are_kept_apart,

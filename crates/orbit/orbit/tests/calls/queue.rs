@@ -159,3 +159,22 @@ pub(crate) fn a_full_queue_makes_room() {
     hold.release();
     assert_eq!((old.get(), new.get()), (Ok(2), Ok(3)));
 }
+
+/// The processor time of this process so far.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
+}
+
+/// Their cost does not grow with how many there are: some microseconds each, not half a millisecond.
+pub(crate) fn a_hundred_thousand_calls_wait_and_are_answered() {
+    const CALLS: usize = 100_000;
+    let (orbit, running, hold) = busy(Orbit::builder("busy").queue(1 << 17));
+    let begin = processor_time();
+    let calls: Vec<_> = (0..CALLS).map(|_| orbit.call_async(&Call::new().arguments(&[3])).unwrap()).collect();
+    hold.release();
+    assert_eq!(running.get(), Ok(0));
+    assert!(calls.iter().all(|call| call.get() == Ok(3)));
+    let took = processor_time() - begin;
+    assert!(took < Duration::from_secs(15), "{took:?}");
+}
