@@ -15,6 +15,10 @@
  * gets a twin of the vault for itself, which has what was loaded. Threads may call at the same time. The vault ends
  * when no process of the program is left.
  *
+ * Each process has a connection to the vault of its own, and memory of its own for its calls, so that none sees, spoils
+ * or ends what another one asks. fork(3) asks for the child's connection before, and closes the parent's in the child
+ * (pthread_atfork(3)); a process made by a bare clone(2) shares that of its parent.
+ *
  * WHO CANNOT READ IT
  *
  * The vault is closed to debuggers (PR_SET_DUMPABLE in prctl(2)) before it loads anything, leaves no core, and

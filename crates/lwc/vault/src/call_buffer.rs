@@ -6,6 +6,8 @@
 //! from 1   room for the request, then room for the answer
 //! ```
 //!
+//! A process that the client forks does not inherit it: what is asked and answered is none of its business.
+//!
 //! The twin trusts nothing in it: each word is read once and checked, a request is copied before anybody looks at it.
 //! The twin makes the memory, seals its size, and keeps no pointer in it.
 
@@ -77,9 +79,13 @@ impl CallBuffer {
         // SAFETY: a new mapping at an address of the kernel's choice replaces no mapping.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }?;
+        let line = NonNull::new(start.cast()).map(|start| Self { start }).ok_or(Errno::NOMEM)?;
         // SAFETY: advice about our own mapping that changes no contents.
-        let _ = unsafe { rustix::mm::madvise(start, LENGTH, Advice::LinuxDontDump) };
-        NonNull::new(start.cast()).map(|start| Self { start }).ok_or(Errno::NOMEM)
+        unsafe {
+            let _ = rustix::mm::madvise(start, LENGTH, Advice::LinuxDontDump);
+            rustix::mm::madvise(start, LENGTH, Advice::LinuxDontFork)?;
+        }
+        Ok(line)
     }
 
     fn head(&self) -> &Head {

@@ -2,21 +2,25 @@
 //!
 //! A client has a [`Link`] to each twin of its own. Threads take links out of a pool, so that as many calls run at once
 //! as there are CPUs. After a fork, the pool is the parent's: the child begins with an empty one, and its first call
-//! makes it a twin.
+//! makes it a twin. Nothing of the parent's links is there any more: their memory is not inherited ([`CallBuffer`]), and
+//! their sockets were closed ([`Socket`]).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::{Partner, Woken};
 use orrery_domain::time::Moment;
 use orrery_sys::descriptors;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::call_buffer::{ANYWHERE, CallBuffer, ROOM};
+pub(super) use super::connection::Failure;
+use super::connection::{self, Connection, Socket};
 use super::message::{self, LOAD_ROOM, Request};
 
 /// How long an answer may take. An RSA signature of 16384 bits takes less than a second.
@@ -27,7 +31,7 @@ const TRIES: usize = 3;
 /// A vault, as each process sees it that inherited it.
 #[derive(Debug)]
 pub(super) struct Client {
-    socket: OwnedFd,
+    connection: &'static Connection,
     pool: AtomicPtr<Pool>,
     /// How often something was loaded: links made before do not know of it.
     loads: AtomicU32,
@@ -58,41 +62,26 @@ struct Link {
     line: CallBuffer,
     twin: OwnedFd,
     /// The twin ends when this is closed.
-    _socket: OwnedFd,
+    socket: Arc<Socket>,
     calls: u32,
     loads: u32,
 }
 
-/// Why a call failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// The vault, or the twin, is gone.
-    Gone,
-    /// No answer within [`PATIENCE`].
-    TimedOut,
-    /// What the vault answered, or the system.
-    Errno(Errno),
-}
-
-impl From<Errno> for Failure {
-    fn from(errno: Errno) -> Self {
-        match errno {
-            Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Self::Gone,
-            other => Self::Errno(other),
-        }
-    }
-}
+/// What was answered, and descriptors that came with it.
+type Answered = (Vec<u8>, Vec<OwnedFd>);
 
 impl Client {
-    pub(super) fn new(socket: OwnedFd) -> Self {
-        let pool = AtomicPtr::new(std::ptr::null_mut());
-        Self { socket: descriptors::raise(socket), pool, loads: AtomicU32::new(0) }
+    pub(super) fn new(socket: OwnedFd) -> Result<Self, Errno> {
+        let connection = Connection::new(socket)?;
+        Ok(Self { connection, pool: AtomicPtr::new(std::ptr::null_mut()), loads: AtomicU32::new(0) })
     }
 
     /// Waits for the vault's first word: it is ready, or why not.
     /// Returns whether its memory is locked.
     pub(super) fn hear(&self) -> Result<bool, Failure> {
-        await_answer(&self.socket).map(|(body, _)| body == [1])
+        let until = Moment::now().after(PATIENCE);
+        let keeper = self.connection.keeper(until)?;
+        await_answer(keeper.as_fd(), until).map(|(body, _)| body == [1])
     }
 
     /// Has the keeper load something.
@@ -142,10 +131,10 @@ impl Client {
             if pool.owner.is_here() {
                 return pool;
             }
-            // The parent's, copied. Its twins shall not live as long as we do; should a thread of the parent have had
-            // the lock at the fork, nobody will ever release it here.
+            // The parent's, copied. Should a thread of the parent have had the lock at the fork, nobody will ever release
+            // it here.
             if let Ok(mut links) = pool.links.try_lock() {
-                links.free.clear();
+                links.free.drain(..).for_each(Link::forget);
             }
         }
         let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -186,19 +175,18 @@ impl Client {
     }
 
     fn connect(&self, loads: u32) -> Result<Link, Failure> {
-        let (_, mut fds, socket) = self.ask_for_twin()?;
+        let ((_, mut fds), socket) = self.ask_for_twin()?;
         if fds.len() != 2 {
             return Err(Failure::Errno(Errno::BADMSG));
         }
         let (twin, memory) = (fds.pop().ok_or(Errno::BADMSG)?, fds.pop().ok_or(Errno::BADMSG)?);
         let line = CallBuffer::map(memory.as_fd())?;
-        let (twin, socket) = (descriptors::raise(twin), descriptors::raise(socket));
-        Ok(Link { line, twin, _socket: socket, calls: 0, loads })
+        Ok(Link { line, twin: descriptors::raise(twin), socket, calls: 0, loads })
     }
 
     /// A request that a keeper has taken is lost with it, and the next keeper knows nothing of it. A twin may be asked
     /// for again: one that was made and not heard of ends by itself. What else is asked may be what the keeper died of.
-    fn ask_for_twin(&self) -> Result<(Vec<u8>, Vec<OwnedFd>, OwnedFd), Failure> {
+    fn ask_for_twin(&self) -> Result<(Answered, Arc<Socket>), Failure> {
         for _ in 1..TRIES {
             match self.ask_with_socket(Request::Twin) {
                 Err(Failure::Gone) => {}
@@ -208,34 +196,26 @@ impl Client {
         self.ask_with_socket(Request::Twin)
     }
 
-    fn ask(&self, request: Request<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
-        self.ask_with_socket(request).map(|(bytes, fds, _)| (bytes, fds))
+    fn ask(&self, request: Request<'_>) -> Result<Answered, Failure> {
+        self.ask_with_socket(request).map(|(answered, _)| answered)
     }
 
-    fn ask_with_socket(&self, request: Request<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>, OwnedFd), Failure> {
-        let (hear, say) = message::pair()?;
-        message::send(self.socket.as_fd(), &request.encode(), &[say.as_fd()], true)?;
+    fn ask_with_socket(&self, request: Request<'_>) -> Result<(Answered, Arc<Socket>), Failure> {
+        let until = Moment::now().after(PATIENCE);
+        let keeper = self.connection.keeper(until)?;
+        let (hear, say) = self.connection.pair()?;
+        connection::send(keeper.as_fd(), &request.encode(), say.as_fd(), until)?;
         // From now on only the vault has the other end: its death is an end of file.
         drop(say);
-        let (body, fds) = await_answer(&hear)?;
-        Ok((body, fds, hear))
+        Ok((await_answer(hear.as_fd(), until)?, hear))
     }
 }
 
 /// Waits for an answer, or for the death of whoever could give it.
-fn await_answer(socket: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
-    let until = Moment::now().after(PATIENCE);
+fn await_answer(socket: BorrowedFd<'_>, until: Moment) -> Result<Answered, Failure> {
     loop {
-        let left = until.since(Moment::now());
-        if left.is_zero() {
+        if !connection::wait(socket, PollFlags::IN, until)? {
             return Err(Failure::TimedOut);
-        }
-        let left = rustix::time::Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-        let mut one = [PollFd::new(socket, PollFlags::IN)];
-        match rustix::event::poll(&mut one, Some(&left)) {
-            Ok(0) | Err(Errno::INTR) => continue,
-            Ok(_) => {}
-            Err(errno) => return Err(errno.into()),
         }
         let (bytes, fds) = match message::receive(socket) {
             // The other side ended with messages of ours unread, which the kernel reports once; what it said before comes
@@ -257,8 +237,11 @@ impl Drop for Client {
         if let Some(pool) = unsafe { self.pool.load(Ordering::Acquire).as_ref() }
             && let Ok(mut links) = pool.links.try_lock()
         {
-            links.free.clear();
+            let links = mem::take(&mut links.free);
+            let end = if pool.owner.is_here() { mem::drop::<Link> } else { Link::forget };
+            links.into_iter().for_each(end);
         }
+        self.connection.close();
     }
 }
 
@@ -326,6 +309,16 @@ impl Link {
         }
     }
 
+    /// Drops a copy of a parent's link: nothing is mapped there, and the socket was closed by the fork. Where it was not,
+    /// the descriptors may still be the parent's.
+    fn forget(self) {
+        if self.socket.is_there() {
+            mem::forget(self.twin);
+        }
+        mem::forget(self.line);
+        mem::forget(self.socket);
+    }
+
     /// Whether the kernel has marked the twin's death.
     fn is_dead(&self) -> bool {
         self.line.client().is_marked_dead() == Some(true)
@@ -340,8 +333,7 @@ mod tests {
     fn keep(socket: &OwnedFd, deaths: usize) -> usize {
         let mut count = 0;
         loop {
-            let mut one = [PollFd::new(socket, PollFlags::IN)];
-            rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, None)).unwrap();
+            connection::wait(socket, PollFlags::IN, Moment::now().after(PATIENCE)).unwrap();
             let Some(arrival) = message::receive_request(socket.as_fd()).unwrap() else { return count };
             count += 1;
             if count > deaths {
@@ -360,7 +352,7 @@ mod tests {
     fn asked<T>(deaths: usize, ask: impl FnOnce(&Client) -> T) -> (T, usize) {
         let (ours, theirs) = message::pair().unwrap();
         let keeper = std::thread::spawn(move || keep(&theirs, deaths));
-        let client = Client::new(ours);
+        let client = Client::new(ours).unwrap();
         let outcome = ask(&client);
         drop(client);
         (outcome, keeper.join().unwrap())

@@ -39,6 +39,8 @@
 mod call_buffer;
 mod client;
 mod closed;
+mod connection;
+mod connections;
 #[doc(hidden)]
 pub mod fuzzing;
 mod message;

@@ -1,13 +1,13 @@
 //! What is said over sockets: requests to the keeper, and its answers.
 //!
-//! Requests travel over the one socket that all processes of the program inherit, so nobody could tell whose an answer
-//! on it would be. Each request therefore brings the end of a fresh socket for its answer (SCM_RIGHTS in unix(7)); and
-//! the kernel, not the sender, says who sent it (SCM_CREDENTIALS). Both are `SOCK_SEQPACKET`: one datagram is one
-//! message, and the death of either side is an end of file.
+//! Requests travel over the connection of the process that sends them, whose threads may ask at the same time. Each request
+//! therefore brings the end of a fresh socket for its answer (SCM_RIGHTS in unix(7)); and the kernel, not the sender, says
+//! who sent it (SCM_CREDENTIALS). Both are `SOCK_SEQPACKET`: one datagram is one message, and the death of either side is
+//! an end of file.
 //!
-//! The first message on the socket for requests is its maker's, who has it alone as yet: by which number the kernel knows
-//! the program's end of it (SO_COOKIE in socket(7)). That end must not come as an answer socket, or the vault would wait
-//! for an end of file that it keeps from happening itself.
+//! The first message on the first connection is its maker's, who has it alone as yet: by which number the kernel knows
+//! the program's end of it (SO_COOKIE in socket(7)). The keeper makes all others, and knows theirs. Such an end must not
+//! come as an answer socket, or the vault would wait for an end of file that it keeps from happening itself.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use rustix::net::{
 /// How many bytes a request to load, or its answer, may have.
 pub const LOAD_ROOM: usize = 16_384;
 /// The first bytes of each message: whose it is, and which edition of the protocol.
-const MAGIC: [u8; 4] = *b"OrV\x02";
+const MAGIC: [u8; 4] = *b"OrV\x03";
 
 /// What may be asked of the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(super) enum Request<'a> {
     Twin,
     /// To load what these bytes say.
     Load(&'a [u8]),
+    /// A connection for a process that the sender is about to fork.
+    Connection,
     /// The cookie of the program's end of the socket: the first message, and never another one.
     Hello(u64),
 }
@@ -41,6 +43,7 @@ impl<'a> Request<'a> {
         let (kind, body) = match self {
             Self::Twin => (b'T', &[][..]),
             Self::Load(body) => (b'L', body),
+            Self::Connection => (b'C', &[][..]),
             Self::Hello(number) => {
                 cookie = number.to_le_bytes();
                 (b'H', &cookie[..])
@@ -53,6 +56,7 @@ impl<'a> Request<'a> {
     pub(super) fn decode(message: &'a [u8]) -> Option<Self> {
         match message.strip_prefix(&MAGIC)?.split_first()? {
             (b'T', []) => Some(Self::Twin),
+            (b'C', []) => Some(Self::Connection),
             (b'L', body) if body.len() <= LOAD_ROOM => Some(Self::Load(body)),
             (b'H', body) => Some(Self::Hello(u64::from_le_bytes(body.try_into().ok()?))),
             _ => None,
@@ -105,7 +109,7 @@ pub(super) fn send(
 }
 
 /// Receives an answer and its descriptors. Nothing at all is the end of file: the other side is gone.
-pub(super) fn receive(socket: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let mut bytes = vec![0; LOAD_ROOM + 64];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -139,18 +143,18 @@ pub(super) fn name_senders(socket: &OwnedFd) -> Result<(), Errno> {
     rustix::net::sockopt::set_socket_passcred(socket, true)
 }
 
-/// Returns whether an answer may go to this descriptor of a stranger's: a connected socket of our kind, and not the one
-/// with this cookie.
+/// Returns whether an answer may go to this descriptor of a stranger's: a connected socket of our kind, and not the
+/// program's end of a connection, for whose cookie `is_connection` returns true.
 ///
 /// Nothing else is kept or written to. What such a socket has in its queue is kept alive with it, other descriptors
 /// included; a twin ends when there is anything in the queue of its own.
-pub(super) fn is_answer_socket(fd: &OwnedFd, other_than: u64) -> bool {
+pub(super) fn is_answer_socket(fd: &OwnedFd, is_connection: impl FnOnce(u64) -> bool) -> bool {
     use rustix::net::sockopt;
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
         && sockopt::socket_acceptconn(fd) == Ok(false)
         && rustix::net::getpeername(fd).is_ok()
-        && sockopt::socket_cookie(fd).is_ok_and(|cookie| cookie != other_than)
+        && sockopt::socket_cookie(fd).is_ok_and(|cookie| !is_connection(cookie))
 }
 
 /// Receives a request; `None` at the end of file: nobody is left who could ask. A datagram, even an empty one, has a
@@ -265,14 +269,15 @@ mod tests {
     fn answers_go_to_connected_sockets_of_our_kind() {
         let (one, other) = pair().unwrap();
         let cookie = rustix::net::sockopt::socket_cookie(&one).unwrap();
-        assert!(is_answer_socket(&other, cookie) && !is_answer_socket(&one, cookie));
+        let is_connection = |other: u64| other == cookie;
+        assert!(is_answer_socket(&other, is_connection) && !is_answer_socket(&one, is_connection));
         let stream =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-        assert!(!is_answer_socket(&stream.unwrap().0, cookie));
+        assert!(!is_answer_socket(&stream.unwrap().0, is_connection));
         let lone = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        assert!(!is_answer_socket(&lone, cookie));
+        assert!(!is_answer_socket(&lone, is_connection));
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(!is_answer_socket(&file.into(), cookie));
+        assert!(!is_answer_socket(&file.into(), is_connection));
     }
 
     #[test]
@@ -290,9 +295,9 @@ mod tests {
             (Some(rustix::process::getpid()), rustix::process::getuid().as_raw())
         );
         answer(arrival.answer_to.as_ref(), Ok(b"yes"), &[]);
-        assert_eq!(decode_answer(&receive(&hear).unwrap().0), Ok(&b"yes"[..]));
+        assert_eq!(decode_answer(&receive(hear.as_fd()).unwrap().0), Ok(&b"yes"[..]));
         drop(arrival.answer_to);
-        assert!(receive(&hear).unwrap().0.is_empty(), "the end of file");
+        assert!(receive(hear.as_fd()).unwrap().0.is_empty(), "the end of file");
         drop(ours);
         assert!(receive_request(theirs.as_fd()).unwrap().is_none());
     }

@@ -32,12 +32,15 @@
 //!    └──── socket ────── keeper ─── spare      the keeper loads, and copies itself into twins
 //! ```
 //!
+//! No process sees, delays or ends what another one asks: neither its socket nor its line is another's, and a fork leaves
+//! nothing of the parent's in the child. The keeper gives each a turn.
+//!
 //! Calls go through a line of shared memory and a [gate](orrery_domain::gate) and cost what two hand-overs on one CPU
 //! cost; only the first one of a process, which makes its twin, and loading go through the socket.
 //!
 //! # Who may what
 //!
-//! Whoever holds the socket may ask for a twin, if it is of the user who made the vault, or of the first other user who
+//! Whoever has a connection may ask for a twin, if it is of the user who made the vault, or of the first other user who
 //! came: servers change their user once. Only the former (and the superuser) may have something loaded. The kernel
 //! names the sender of each request; nothing that it says itself is believed.
 //!
@@ -224,7 +227,7 @@ impl SharedVault {
 
     /// Waits until the vault is ready.
     fn greet(socket: OwnedFd) -> Result<Self, Error> {
-        let client = Client::new(socket);
+        let client = Client::new(socket)?;
         match client.hear() {
             Ok(locked) => Ok(Self { client, locked }),
             Err(failure) => Err(failure.into()),

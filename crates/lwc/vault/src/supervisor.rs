@@ -5,12 +5,12 @@
 //! and one that breaks its twin breaks nobody else's.
 //!
 //! The spare is a copy of the keeper, too, renewed whenever something was loaded. It sleeps until the keeper dies, and
-//! then is the keeper, with a spare of its own. All have the socket open on which requests arrive, so none is lost but
-//! the one that the keeper died of.
+//! then is the keeper, with a spare of its own. Both have all connections open on which requests arrive, so none is lost
+//! but the one that the keeper died of.
 //!
-//! When the last process of the program is gone, or has closed its end of the socket, keeper and spare end; a twin ends
-//! with its client, or when that closes the socket between the two. So nothing of the vault's may have the program's end
-//! of the socket open, by whatever way a client passes it.
+//! When the last process of the program is gone, or has closed its end of its connection, keeper and spare end; a twin
+//! ends with its client, or when that closes the socket between the two. So nothing of the vault's may have the program's
+//! end of a connection open, by whatever way a client passes it.
 //!
 //! Keeper and spare parse what an attacker sends, with the secrets at hand. They have hardly any capabilities, and a
 //! filter of system calls ([`closed::confine_keeper`]), unless loading needs more ([`Loads::Anything`]).
@@ -25,19 +25,19 @@ use orrery_domain::watch::{EventSource, Watcher, last_errno};
 use orrery_sys::signals;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use rustix::thread::CpuSet;
 
 use super::call_buffer::{ANYWHERE, CallBuffer, ROOM};
+use super::connections::{Connections, Family, Peer, is_fair};
 use super::message::{self, LOAD_ROOM, Request};
 use super::{Loads, VaultService, closed};
 
 /// How many twins one client may have: more than it has any use for.
 const TWINS_OF_ONE: usize = 64;
-/// How many twins there may be; fewer, where the keeper may not have so many descriptors.
-const TWINS: usize = 4096;
-/// How many descriptors a keeper has beside those of its twins, at most.
+/// How many twins there may be, and how many connections; fewer, where the keeper may not have so many descriptors.
+const MOST: usize = 4096;
+/// How many descriptors a keeper has beside those of twins and connections, at most.
 const OTHER_DESCRIPTORS: usize = 32;
 /// After how long a spare that could not be made is tried again, and how long one may take to end.
 const SPARE_PATIENCE: Duration = Duration::from_secs(1);
@@ -56,10 +56,9 @@ pub(super) fn keep<K: VaultService>(socket: OwnedFd, keeper: &mut K) -> ! {
     message::answer(Some(&socket), greeting.as_ref().map(|byte| &byte[..]).map_err(|errno| **errno), &[]);
     if let Ok(prepared) = outcome {
         let state = State {
-            socket,
+            connections: Connections::new(socket, prepared.program_end),
             own: prepared.own,
-            program_end: prepared.program_end,
-            most_twins: prepared.most_twins,
+            most: prepared.most,
             user: rustix::process::geteuid().as_raw(),
             pinned: None,
             spare: None,
@@ -74,7 +73,7 @@ pub(super) fn keep<K: VaultService>(socket: OwnedFd, keeper: &mut K) -> ! {
 struct Prepared {
     own: OwnedFd,
     program_end: u64,
-    most_twins: usize,
+    most: usize,
     locked: bool,
 }
 
@@ -93,7 +92,7 @@ fn prepare(socket: &OwnedFd, loads: Loads) -> Result<Prepared, Errno> {
     signals::set_mask(!signals::mask_of(&[libc::SIGALRM]));
     // Neither a terminal's signals nor its hang-up are meant for us.
     let _ = rustix::process::setsid();
-    let most_twins = raise_descriptor_limit().saturating_sub(OTHER_DESCRIPTORS).min(TWINS);
+    let most = (raise_descriptor_limit().saturating_sub(OTHER_DESCRIPTORS) / 2).min(MOST);
     message::name_senders(socket)?;
     let hello = message::receive_request(socket.as_fd())?.and_then(|arrival| arrival.bytes);
     let Some(Request::Hello(program_end)) = hello.as_deref().and_then(Request::decode) else {
@@ -104,7 +103,7 @@ fn prepare(socket: &OwnedFd, loads: Loads) -> Result<Prepared, Errno> {
         closed::drop_most_capabilities();
         closed::confine_keeper();
     }
-    Ok(Prepared { own, program_end, most_twins, locked })
+    Ok(Prepared { own, program_end, most, locked })
 }
 
 /// Allows the process as many descriptors as it may allow itself; returns how many.
@@ -137,23 +136,24 @@ enum Role {
 
 struct Twin {
     client: Option<Pid>,
+    family: Family,
     pidfd: OwnedFd,
 }
 
 struct Spare {
     pidfd: OwnedFd,
-    /// A byte here ends it: a keeper that could send signals could send them to others.
-    end: OwnedFd,
+    /// Where it hears of new connections, and that it is to end: a keeper that could send signals could send them to
+    /// others.
+    tell: OwnedFd,
     made: Instant,
 }
 
 struct State {
-    socket: OwnedFd,
+    connections: Connections,
     /// The keeper, as its spare knows it.
     own: OwnedFd,
-    /// The cookie of the program's end of the socket, which is nobody's answer socket.
-    program_end: u64,
-    most_twins: usize,
+    /// How many twins there may be, and how many connections.
+    most: usize,
     /// Whose process this is: who may have something loaded.
     user: u32,
     /// The first other user who came. Servers change their user once; no third one has a business here.
@@ -167,8 +167,13 @@ impl State {
     /// possible later, and without a keeper the secrets are gone.
     fn serve<K: VaultService>(mut self, keeper: &mut K) {
         loop {
-            if self.spare.is_none() && self.make_spare() == Role::Superfluous {
-                return;
+            if self.spare.is_none() {
+                match self.make_spare() {
+                    Role::VaultService => {}
+                    // It needs a spare of its own before it receives what its predecessor may have died of.
+                    Role::Successor => continue,
+                    Role::Superfluous => return,
+                }
             }
             let mut due = keeper.tidy();
             if due.is_some_and(|due| due.is_zero()) {
@@ -179,58 +184,76 @@ impl State {
                 due = Some(due.map_or(SPARE_PATIENCE, |due| due.min(SPARE_PATIENCE)));
             }
             let due = due.and_then(|due| rustix::time::Timespec::try_from(due).ok());
-            let mut all = vec![PollFd::new(&self.socket, PollFlags::IN)];
+            let (connected, spares) = (self.connections.len(), usize::from(self.spare.is_some()));
+            let mut all: Vec<PollFd<'_>> = Vec::with_capacity(connected + spares + self.twins.len());
+            all.extend(
+                self.connections.sockets().map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)),
+            );
             all.extend(self.spare.iter().map(|spare| PollFd::new(&spare.pidfd, PollFlags::IN)));
-            let spares = all.len() - 1;
             all.extend(self.twins.iter().map(|twin| PollFd::new(&twin.pidfd, PollFlags::IN)));
             if rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, due.as_ref())).is_err() {
                 // Short of memory.
                 std::thread::sleep(SHORTAGE_PAUSE);
                 continue;
             }
-            let asked = !all[0].revents().is_empty();
-            let spare_died = spares == 1 && !all[1].revents().is_empty();
-            let died: Vec<bool> = all[1 + spares..].iter().map(|one| !one.revents().is_empty()).collect();
+            let events: Vec<bool> = all.iter().map(|one| !one.revents().is_empty()).collect();
             drop(all);
-            let mut died = died.into_iter();
-            self.twins.retain(|_| died.next() != Some(true));
-            if spare_died
+            let (asked, events) = events.split_at(connected);
+            let (spare_died, twins_died) = events.split_at(spares);
+            let mut died = twins_died.iter();
+            self.twins.retain(|_| died.next() != Some(&true));
+            if spare_died.contains(&true)
                 && let Some(spare) = self.spare.take()
                 && spare.made.elapsed() < SHORT_LIFE
             {
                 // Somebody kills them as fast as they are made.
                 std::thread::sleep(Duration::from_millis(50));
             }
-            if asked {
-                match self.receive() {
-                    Ok(None) => return self.end_spare(),
-                    Ok(Some(arrival)) => self.handle_arrival(keeper, &arrival),
+            for program_end in self.connections.turns(asked) {
+                match self.receive(program_end) {
+                    Ok(None) => self.connections.remove(program_end),
+                    Ok(Some((arrival, family))) => {
+                        self.handle_arrival(keeper, &arrival, family);
+                        // With an answer socket, what is in its queue is closed.
+                        let _deadline = closed::DescriptorsDeadline::begin();
+                        drop(arrival);
+                    }
                     // Taken by a keeper that we replace, or out of descriptors: then the request is gone, and who sent
                     // it finds its socket closed.
                     Err(Errno::AGAIN | Errno::INTR) => {}
                     Err(_) => std::thread::sleep(Duration::from_millis(10)),
                 }
             }
+            if self.connections.is_empty() {
+                return self.end_spare();
+            }
         }
     }
 
-    /// Receives a request; an answer socket that is none is closed.
-    fn receive(&self) -> Result<Option<message::Arrival>, Errno> {
+    /// Receives a request over the connection with this end, and of which family it is; an answer socket that is none is
+    /// closed.
+    fn receive(&self, program_end: u64) -> Result<Option<(message::Arrival, Family)>, Errno> {
+        let Some(peer) = self.connections.get(program_end) else { return Err(Errno::AGAIN) };
         let _deadline = closed::DescriptorsDeadline::begin();
-        let mut arrival = message::receive_request(self.socket.as_fd())?;
-        if let Some(arrival) = &mut arrival {
-            arrival.answer_to =
-                arrival.answer_to.take().filter(|fd| message::is_answer_socket(fd, self.program_end));
-        }
-        Ok(arrival)
+        let Some(mut arrival) = message::receive_request(peer.socket.as_fd())? else { return Ok(None) };
+        arrival.answer_to = arrival
+            .answer_to
+            .take()
+            .filter(|fd| message::is_answer_socket(fd, |cookie| self.connections.get(cookie).is_some()));
+        Ok(Some((arrival, peer.family)))
     }
 
-    fn handle_arrival<K: VaultService>(&mut self, keeper: &mut K, arrival: &message::Arrival) {
+    fn handle_arrival<K: VaultService>(
+        &mut self,
+        keeper: &mut K,
+        arrival: &message::Arrival,
+        family: Family,
+    ) {
         let answer_to = arrival.answer_to.as_ref();
         let request = arrival.bytes.as_deref().ok_or(Errno::MSGSIZE);
         let request = request.and_then(|bytes| Request::decode(bytes).ok_or(Errno::BADMSG));
         let done = match (request, arrival.from) {
-            (Ok(Request::Load(bytes)), Some((_, user))) if user == self.user || user == 0 => {
+            (Ok(Request::Load(bytes)), Some((_, user))) if self.may_load(user) => {
                 let mut answer = vec![0; LOAD_ROOM];
                 let length = closed::with_all_files(|| keeper.load(bytes, &mut answer));
                 // The next keeper shall know it, too, and shall be there before anybody relies on it.
@@ -245,8 +268,10 @@ impl State {
                 })
             }
             (Ok(Request::Twin), Some((client, user))) if self.may_ask(user) => {
-                self.make_twin(keeper, client, answer_to)
+                self.make_twin(keeper, client, family, answer_to)
             }
+            // Whoever has a connection may have one for its children; as whom these ask is seen when they do.
+            (Ok(Request::Connection), Some((_, user))) => self.open_connection(user, family, answer_to),
             (Ok(Request::Hello(_)), _) => Err(Errno::BADMSG),
             (Ok(_), _) => Err(Errno::PERM),
             (Err(errno), _) => Err(errno),
@@ -256,30 +281,57 @@ impl State {
         }
     }
 
+    fn may_load(&self, user: u32) -> bool {
+        user == self.user || user == 0
+    }
+
     fn may_ask(&mut self, user: u32) -> bool {
-        user == self.user || user == 0 || *self.pinned.get_or_insert(user) == user
+        self.may_load(user) || *self.pinned.get_or_insert(user) == user
+    }
+
+    /// Makes a connection for a process that one of `family` is about to fork.
+    fn open_connection(
+        &mut self,
+        user: u32,
+        family: Family,
+        answer_to: Option<&OwnedFd>,
+    ) -> Result<(), Errno> {
+        let answer_to = answer_to.ok_or(Errno::BADMSG)?;
+        let family = if self.may_load(user) { self.connections.new_family() } else { family };
+        if !is_fair(self.connections.of_family(family), self.connections.len(), self.most) {
+            return Err(Errno::USERS);
+        }
+        let (peer, theirs) = Peer::connect(family)?;
+        // Before anybody relies on it, the next keeper has it, too.
+        if let Some(spare) = &self.spare
+            && tell_spare(&spare.tell, &peer).is_err()
+        {
+            // It is made anew, and has this one, then.
+            self.end_spare();
+        }
+        self.connections.add(peer);
+        message::answer(Some(answer_to), Ok(&[]), &[theirs.as_fd()]);
+        Ok(())
     }
 
     fn make_spare(&mut self) -> Role {
-        let Ok((ended, end)) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC) else {
-            return Role::VaultService;
-        };
+        let Ok((told, tell)) = message::pair() else { return Role::VaultService };
         // SAFETY: the process has one thread.
         match unsafe { libc::fork() } {
             0 => {
-                drop(end);
+                drop(tell);
                 self.spare = None;
                 closed::lock_memory(true);
-                wait_for_my_turn(self, ended)
+                wait_for_my_turn(self, told)
             }
             number => {
                 self.spare = Pid::from_raw(number.max(0)).and_then(|pid| {
                     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
                         // One that cannot be watched is none.
-                        let _ = rustix::io::write(&end, &[0]);
+                        let _ = message::send(tell.as_fd(), &END, &[], false);
                         return None;
                     };
-                    Some(Spare { pidfd, end, made: Instant::now() })
+                    Some(Spare { pidfd, tell, made: Instant::now() })
                 });
                 Role::VaultService
             }
@@ -288,7 +340,7 @@ impl State {
 
     fn end_spare(&mut self) {
         if let Some(spare) = self.spare.take() {
-            let _ = rustix::io::write(&spare.end, &[0]);
+            let _ = message::send(spare.tell.as_fd(), &END, &[], false);
             // Dead before there is another one: two would both be keepers. One that somebody stopped ends when it
             // continues.
             let mut one = [PollFd::new(&spare.pidfd, PollFlags::IN)];
@@ -301,11 +353,13 @@ impl State {
         &mut self,
         keeper: &mut K,
         client: Option<Pid>,
+        family: Family,
         answer_to: Option<&OwnedFd>,
     ) -> Result<(), Errno> {
         let answer_to = answer_to.ok_or(Errno::BADMSG)?;
         let of_client = self.twins.iter().filter(|twin| twin.client == client).count();
-        if of_client >= TWINS_OF_ONE || self.twins.len() >= self.most_twins {
+        let of_family = self.twins.iter().filter(|twin| twin.family == family).count();
+        if of_client >= TWINS_OF_ONE || !is_fair(of_family, self.twins.len(), self.most) {
             return Err(Errno::USERS);
         }
         // SAFETY: the process has one thread.
@@ -319,7 +373,7 @@ impl State {
                 let pid = Pid::from_raw(number.max(0)).ok_or_else(last_errno)?;
                 // One that is dead by now has said why, or its client sees the end of file.
                 if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) {
-                    self.twins.push(Twin { client, pidfd });
+                    self.twins.push(Twin { client, family, pidfd });
                 }
                 Ok(())
             }
@@ -360,26 +414,67 @@ impl State {
     }
 }
 
-/// In the spare: sleeps until the keeper has died, or there is nobody left to serve, or something can be read from `ended`.
-fn wait_for_my_turn(state: &mut State, ended: OwnedFd) -> Role {
-    let mut ended = Some(ended);
+/// What tells a spare to end.
+const END: [u8; 1] = [0];
+
+/// Has the spare have a connection, too.
+fn tell_spare(spare: &OwnedFd, peer: &Peer) -> Result<(), Errno> {
+    let Family(family) = peer.family;
+    let words = [peer.program_end.to_ne_bytes(), family.to_ne_bytes()].concat();
+    message::send(spare.as_fd(), &words, &[peer.socket.as_fd()], false)
+}
+
+/// What a spare hears.
+enum Told {
+    Connection(Peer),
+    End,
+    /// Nothing, so far.
+    Nothing,
+    /// Nothing, and never again.
+    Over,
+}
+
+fn hear_keeper(told: &OwnedFd) -> Told {
+    match message::receive(told.as_fd()) {
+        Ok((words, mut fds)) => match (words.as_chunks::<8>(), fds.pop()) {
+            (([program_end, family], []), Some(socket)) => {
+                let (program_end, family) = (u64::from_ne_bytes(*program_end), u64::from_ne_bytes(*family));
+                Told::Connection(Peer { socket, program_end, family: Family(family) })
+            }
+            _ if words == END => Told::End,
+            _ => Told::Over,
+        },
+        Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM | Errno::NOBUFS) => Told::Nothing,
+        Err(_) => Told::Over,
+    }
+}
+
+/// In the spare: sleeps until the keeper has died, or there is nobody left to serve, or it is told to end. Meanwhile it
+/// learns of new connections.
+fn wait_for_my_turn(state: &mut State, told: OwnedFd) -> Role {
+    let mut told = Some(told);
     loop {
-        let mut all =
-            vec![PollFd::new(&state.own, PollFlags::IN), PollFd::new(&state.socket, PollFlags::empty())];
-        all.extend(ended.as_ref().map(|ended| PollFd::new(ended, PollFlags::IN)));
+        let mut all = vec![PollFd::new(&state.own, PollFlags::IN)];
+        all.extend(state.connections.sockets().map(|one| PollFd::from_borrowed_fd(one, PollFlags::empty())));
+        all.extend(told.as_ref().map(|told| PollFd::new(told, PollFlags::IN)));
         if rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, None)).is_err() {
             std::thread::sleep(SHORTAGE_PAUSE);
             continue;
         }
-        let events: Vec<PollFlags> = all.iter().map(PollFd::revents).collect();
-        let (dead, over) = (!events[0].is_empty(), !events[1].is_empty());
-        match events.get(2) {
-            Some(end) if end.contains(PollFlags::IN) => return Role::Superfluous,
-            // The keeper is dying, and will be dead in a moment.
-            Some(end) if !end.is_empty() => ended = None,
-            _ => {}
+        let events: Vec<bool> = all.iter().map(|one| !one.revents().is_empty()).collect();
+        let (dead, closed) = (events[0], &events[1..=state.connections.len()]);
+        state.connections.remove_closed(closed);
+        // All that it said, also when it is dead.
+        while let Some(socket) = &told {
+            match hear_keeper(socket) {
+                Told::Connection(peer) => state.connections.add(peer),
+                Told::End => return Role::Superfluous,
+                Told::Nothing => break,
+                // The keeper is dying, and will be dead in a moment.
+                Told::Over => told = None,
+            }
         }
-        if over {
+        if state.connections.is_empty() {
             return Role::Superfluous;
         }
         if dead {

@@ -6,6 +6,7 @@
 
 mod faults;
 mod hostile;
+mod siblings;
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -471,7 +472,7 @@ fn programs_that_are_no_vaults_are_noticed() {
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests: [(&str, fn()); 26] = [
+    let tests: [(&str, fn()); 33] = [
         ("calls_and_loads", calls_and_loads),
         ("errors_come_back", errors_come_back),
         ("forked_processes_have_twins", forked_processes_have_twins),
@@ -492,10 +493,6 @@ fn main() {
         ("no_datagram_ends_the_keeper", hostile::no_datagram_ends_the_keeper),
         ("no_answer_socket_keeps_a_vault_alive", hostile::no_answer_socket_keeps_a_vault_alive),
         (
-            "a_socket_shut_down_by_a_worker_ends_the_vault",
-            hostile::a_socket_shut_down_by_a_worker_ends_the_vault,
-        ),
-        (
             "a_descriptor_that_does_not_close_stops_nobody",
             hostile::a_descriptor_that_does_not_close_stops_nobody,
         ),
@@ -507,6 +504,14 @@ fn main() {
             hostile::an_ordinary_users_memory_that_is_not_locked_is_known,
         ),
         ("a_crowd_of_twins_leaves_room_for_others", hostile::a_crowd_of_twins_leaves_room_for_others),
+        ("a_worker_sees_no_requests_of_others", siblings::a_worker_sees_no_requests_of_others),
+        ("a_worker_has_no_socket_of_others", siblings::a_worker_has_no_socket_of_others),
+        ("a_socket_shut_down_by_a_worker_is_its_own", siblings::a_socket_shut_down_by_a_worker_is_its_own),
+        ("options_that_a_worker_sets_are_its_own", siblings::options_that_a_worker_sets_are_its_own),
+        ("descendants_of_a_worker_count_as_one", siblings::descendants_of_a_worker_count_as_one),
+        ("a_worker_that_floods_stops_nobody", siblings::a_worker_that_floods_stops_nobody),
+        ("crowds_that_fork_at_once_are_answered", siblings::crowds_that_fork_at_once_are_answered),
+        ("connections_outlive_their_keeper", siblings::connections_outlive_their_keeper),
     ];
     let run = |test: fn()| {
         move || -> Result<(), Failed> {
