@@ -141,6 +141,44 @@ fn survives_each_failing_call(passed: bool) {
 }
 
 #[test]
+fn reloads_survive_each_failing_call() {
+    reload_survives_each_failing_call(false);
+}
+
+/// The new workers have a queue of their own, into which the master puts requests.
+#[test]
+fn reloads_with_passed_sockets_survive_each_failing_call() {
+    reload_survives_each_failing_call(true);
+}
+
+/// Whatever fails of a reload, the workers of before or the new ones serve, and the next reload succeeds.
+fn reload_survives_each_failing_call(passed: bool) {
+    let Some(warm) = Warm::start_with(passed) else { return };
+    let Some(faults) = Faults::attach(pid(&warm.child)) else { return };
+    let reload = |limit| run_within(&mut warm.client(&["reload"]), limit);
+    let reached = Server {
+        faults: &faults,
+        work: &mut || {
+            // It is over, or the client is told why not, or gives up.
+            reload(CLIENT * 5);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        },
+        serves: &mut || {
+            warm.serves();
+            orrery_testing::eventually("the next reload succeeds", || {
+                reload(CLIENT * 20).is_some_and(|output| output.status.success())
+            });
+            warm.serves();
+        },
+        spared: &[],
+        log: &|| warm.log(),
+    }
+    .survives_each_failure();
+    assert!(reached > 10, "{reached}");
+    assert!(warm.log().contains("cannot reload"), "{}", warm.log());
+}
+
+#[test]
 fn workers_may_be_killed_at_any_moment() {
     let Some(warm) = Warm::start() else { return };
     let before = Usage::of(pid(&warm.child));
