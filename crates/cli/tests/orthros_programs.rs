@@ -25,7 +25,7 @@ frontend echo
 /// haproxy watches each of its threads by a timer that goes by the processor time of that thread. It runs as Debian's unit says, a
 /// master with a worker, but for the configuration's path.
 #[test]
-fn haproxy_keeps_its_connections_over_two_panics() {
+fn haproxy_keeps_its_connections() {
     if let Some(why) = missing(&[("ip", "iproute2"), ("haproxy", "haproxy")]) {
         orrery_testing::skipped!("{why}");
         return;
@@ -64,8 +64,8 @@ fn haproxy_keeps_its_connections_over_two_panics() {
     connection.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
     let mut connection = BufReader::new(connection);
     assert_eq!(get(&mut connection, "?before"), "<before>");
-    for round in 0..2 {
-        up.say("crash panic");
+    for round in ["panic", "hang"] {
+        up.say(&format!("crash {round}"));
         let survived = up.expect("survived");
         assert_eq!(survived["failover"]["summary"]["remarks"].to_string(), "[]");
         for request in 0..20 {
@@ -133,6 +133,88 @@ fn what_criu_cannot_restore_is_left_out() {
         assert!(Instant::now() < deadline, "it says nothing");
         std::thread::sleep(Duration::from_millis(100));
     }
+    up.say("quit");
+    up.expect("end");
+}
+
+/// What becomes of each process of `orthros/oddities.c`: what it saw before and sees after, and words of the remark, if there is one.
+const ODDITIES: &[(&str, &str, &str, &str)] = &[
+    ("working directory", "No such file or directory", "No such file or directory", ""),
+    ("bytes", "bytes 1 0", "bytes 1 0", ""),
+    ("mapping", "arena arena x", "arena arena x", ""),
+    ("directory", "/tmp/removed (deleted)", "/tmp/removed (deleted)", ""),
+    ("pipe", "/tmp/fifo (deleted) piped", "/tmp/fifo (deleted) piped", ""),
+    ("program", "/memfd:program (deleted) 0", "/memfd:program (deleted) 0", ""),
+    ("limit", "0 0", "0 0", ""),
+    ("dispatch", "1", "1", ""),
+    ("policy", "40000003", "40000003", ""),
+    ("gone process", "proc", "socket", "is hung up: the process that it tells about is gone"),
+    ("namespace", "net", "socket", "is hung up: no path leads to it"),
+    ("queue", "/queue", "socket", "(/queue) is hung up: no path leads to it"),
+    ("unmounted", "/", "socket", "is hung up: no path leads to it"),
+    ("landlock", "may not", "has ended", "it is confined by Landlock"),
+    ("segment", "16", "has ended", "it has segments of its own"),
+    ("tracee", "traced", "killed", "PTRACE_O_EXITKILL"),
+    ("port", "open", "closed", "has no access to I/O ports any more"),
+];
+
+/// Files without a name or a place, names that are no text, and what confines a process: each survives, or costs itself.
+#[test]
+fn what_is_unusual_survives_or_costs_itself() {
+    if let Some(why) = missing(&[("cc", "gcc")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("oddities");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/orthros/oddities.c");
+    let mut compiler = std::process::Command::new("cc");
+    let compiled = compiler.args(["-O1", "-static", "-o"]).arg(&program).arg(source).status().unwrap();
+    assert!(compiled.success());
+    let file = format!("{}:/usr/local/bin/oddities", program.display());
+    let mut up = Up::start(&["--file", &file], &["sh", "-c", "exec /usr/local/bin/oddities"]);
+    up.expect("help");
+    let look = |up: &mut Up| {
+        up.say("run touch /run/ask");
+        up.expect("ran");
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            up.say("run busybox find /run -name ask");
+            if up.expect("ran")["text"].as_str().unwrap().trim().is_empty() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "it does not answer");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        up.say("run cat /run/state");
+        up.expect("ran")["text"].as_str().unwrap().to_owned()
+    };
+    let expected = |of: fn(&(&str, &'static str, &'static str, &str)) -> &'static str| -> String {
+        ODDITIES.iter().map(|row| format!("{}: {}\n", row.0, of(row))).collect()
+    };
+    assert_eq!(look(&mut up).trim(), expected(|row| row.1).trim());
+    // What is said to be lost is what will be; the guest reads what the service prints.
+    up.say("run orrery-guest check");
+    let checked = up.expect("ran")["text"].as_str().unwrap().to_owned();
+    for words in
+        ["namespaces and message queues are not carried over", "the process that it tells about is gone"]
+    {
+        assert!(checked.contains(words), "{words}: {checked}");
+    }
+    for words in ["nobody of the service has the other end", "refused"] {
+        assert!(!checked.contains(words), "{words}: {checked}");
+    }
+    up.say("crash panic");
+    let remarks = up.expect("survived")["failover"]["summary"]["remarks"].clone();
+    assert_eq!(look(&mut up).trim(), expected(|row| row.2).trim(), "{remarks}");
+    let remarks: Vec<&str> =
+        remarks.as_array().unwrap().iter().filter_map(|remark| remark.as_str()).collect();
+    for (name, _, _, words) in ODDITIES {
+        assert!(remarks.iter().any(|remark| remark.contains(words)), "{name}: {words}: {remarks:?}");
+    }
+    let count = ODDITIES.iter().filter(|row| !row.3.is_empty()).count();
+    assert_eq!(remarks.len(), count, "{remarks:?}");
     up.say("quit");
     up.expect("end");
 }

@@ -34,8 +34,8 @@ fn up(unit: &str, files: &[&str], options: &[&str]) -> Up {
     up
 }
 
-/// Has a web server's unit answer each request over one connection, through two panics.
-fn serves_through_two_panics(unit: &str, name: &str, files: &[&str], memory: &str) {
+/// Has a web server's unit answer each request over one connection, through a panic and a hang.
+fn serves_through_panic_and_hang(unit: &str, name: &str, files: &[&str], memory: &str) {
     let _one = ONE_PAIR.lock();
     let network = format!("orrery-{unit}-{}", std::process::id());
     let mut up = up(unit, files, &["--network", &network, "--memory", memory]);
@@ -44,8 +44,8 @@ fn serves_through_two_panics(unit: &str, name: &str, files: &[&str], memory: &st
     let mut connection = BufReader::new(connection);
     let expected = std::fs::read_to_string(Path::new(PAGES).join(name)).unwrap();
     assert_eq!(get(&mut connection, name), expected);
-    for _ in 0..2 {
-        up.say("crash panic");
+    for kind in ["panic", "hang"] {
+        up.say(&format!("crash {kind}"));
         let survived = up.expect("survived");
         assert_eq!(survived["failover"]["summary"]["remarks"].to_string(), "[]");
         for _ in 0..20 {
@@ -59,7 +59,7 @@ fn serves_through_two_panics(unit: &str, name: &str, files: &[&str], memory: &st
 
 /// `Type=forking`, a PID file, a master with its workers.
 #[test]
-fn debians_nginx_keeps_its_connections_over_two_panics() {
+fn debians_nginx_keeps_its_connections() {
     let page = "index.nginx-debian.html";
     let why = unit_is_missing("nginx.service", &[("ip", "iproute2"), ("nginx", "nginx")]);
     if why.is_some() || !Path::new(PAGES).join(page).is_file() {
@@ -70,7 +70,7 @@ fn debians_nginx_keeps_its_connections_over_two_panics() {
         return;
     }
     let files = ["/etc/nginx", "/usr/share/nginx", PAGES, "/var/lib/nginx", "/var/log/nginx"];
-    serves_through_two_panics("nginx", page, &files, "256");
+    serves_through_panic_and_hang("nginx", page, &files, "256");
 }
 
 /// Whether the services are to be run that `make test` leaves out: `make soak` sets ORRERY_SERVICES, and they have to be installed.
@@ -87,7 +87,7 @@ fn wanted(unit: &str, programs: &[(&str, &'static str)]) -> bool {
 
 /// `Type=forking` without a PID file, by a shell script.
 #[test]
-fn debians_apache_keeps_its_connections_over_two_panics() {
+fn debians_apache_keeps_its_connections() {
     if !wanted("apache2.service", &[("ip", "iproute2"), ("apache2", "apache2")]) {
         return;
     }
@@ -99,11 +99,11 @@ fn debians_apache_keeps_its_connections_over_two_panics() {
         PAGES,
         "/var/log/apache2",
     ];
-    serves_through_two_panics("apache2", "index.html", &files, "512");
+    serves_through_panic_and_hang("apache2", "index.html", &files, "512");
 }
 
-/// Runs statements of SQL, in which `_` stands for a space, before and after a panic.
-fn keeps_rows_over_a_panic(up: &mut Up, ask: impl Fn(&str) -> String) {
+/// Runs statements of SQL, in which `_` stands for a space, before a panic, after it, and after a hang.
+fn keeps_rows(up: &mut Up, ask: impl Fn(&str) -> String) {
     let mut answer = |statement: &str| {
         let deadline = std::time::Instant::now() + Duration::from_secs(180);
         loop {
@@ -127,13 +127,18 @@ fn keeps_rows_over_a_panic(up: &mut Up, ask: impl Fn(&str) -> String) {
     assert_eq!(answer("select_sum(number)_from_kept"), "42");
     answer("insert_into_kept_values(7)");
     assert_eq!(answer("select_count(*)_from_kept"), "3");
+    up.expect("renewed");
+    up.say("crash hang");
+    up.expect("survived");
+    up.say(&ask("select/**/sum(number)/**/from/**/kept"));
+    assert_eq!(up.expect("ran")["text"].as_str().unwrap().trim(), "49");
     up.say("quit");
     up.expect("end");
 }
 
 /// `AmbientCapabilities=`, io_uring where there is one, a directory that tmpfiles.d makes.
 #[test]
-fn debians_mariadb_keeps_its_rows_over_a_panic() {
+fn debians_mariadb_keeps_its_rows() {
     if !wanted("mariadb.service", &[("mariadbd", "mariadb-server"), ("mariadb", "mariadb-client")]) {
         return;
     }
@@ -142,12 +147,12 @@ fn debians_mariadb_keeps_its_rows_over_a_panic() {
     let options = ["--memory", "512", "--program", "mariadbd", "--program", "mariadb"];
     let disk = ["--disk", "256M", "--mount", data, "--content", data];
     let mut up = up("mariadb", &["/etc/mysql", "/usr/share/mysql"], &[&options[..], &disk].concat());
-    keeps_rows_over_a_panic(&mut up, |statement| format!("run mariadb -N mysql -e {statement}"));
+    keeps_rows(&mut up, |statement| format!("run mariadb -N mysql -e {statement}"));
 }
 
 /// `Type=forking` with a PID file, by a script of Perl.
 #[test]
-fn debians_postgresql_keeps_its_rows_over_a_panic() {
+fn debians_postgresql_keeps_its_rows() {
     if !wanted("postgresql@.service", &[("pg_ctlcluster", "postgresql")]) {
         return;
     }
@@ -177,7 +182,7 @@ fn debians_postgresql_keeps_its_rows_over_a_panic() {
     ];
     let unit = format!("postgresql@{version}-main");
     let mut up = up(&unit, &files, &[&options[..], &disk].concat());
-    keeps_rows_over_a_panic(&mut up, |statement| {
+    keeps_rows(&mut up, |statement| {
         format!(
             "run busybox su postgres -s /bin/sh -c {libraries}/bin/psql${{IFS}}-qtAc${{IFS}}'{statement}'"
         )

@@ -69,6 +69,32 @@ impl Task<'_> {
         Ok(self.object().u64("atomic_flags")? >> NO_NEW_PRIVILEGES & 1 != 0)
     }
 
+    /// Whether it is in a domain of Landlock (`landlock_restrict_self`), which takes rights to files and ports away.
+    ///
+    /// Source: Linux `security/landlock/cred.h`. The credentials have a block of bytes, of which each security module has a part.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn has_landlock_domain(&self) -> Result<bool> {
+        let task = self.object();
+        let kernel = task.kernel();
+        let credentials = task.required("cred", "cred")?;
+        let (Some(initialized), Some(sizes)) =
+            (kernel.symbols().get("landlock_initialized"), kernel.symbols().get("landlock_blob_sizes"))
+        else {
+            return Ok(false);
+        };
+        let mut on = [0];
+        kernel.read(initialized, &mut on)?;
+        if on == [0] || !credentials.has("security") || credentials.u64("security")? == 0 {
+            return Ok(false);
+        }
+        let place = kernel.object("lsm_blob_sizes", sizes)?.u64("lbs_cred")?;
+        // Its first member points to the domain.
+        Ok(kernel.read_u64(credentials.u64("security")?.wrapping_add(place))? != 0)
+    }
+
     /// The processors it may run on, one bit for each, 64 to a word.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 use crate::error::{Error, Result, Walk};
 use crate::object::Object;
 use crate::task::Task;
+use crate::volume::Attributes;
 
 /// The default of `fs.nr_open`, eight times: a table that claims more is taken for a broken one.
 const MOST_DESCRIPTORS: u64 = 1 << 23;
@@ -135,6 +136,17 @@ impl<'k> Task<'k> {
         Ok((of("pwd")?, of("root")?))
     }
 
+    /// What its working directory's inode tells, and the address of that.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn working_directory(&self) -> Result<(u64, Attributes)> {
+        let fs = self.object().required("fs", "fs_struct")?;
+        let inode = fs.required("pwd.dentry", "dentry")?.required("d_inode", "inode")?;
+        Ok((inode.address(), crate::volume::attributes(inode)?))
+    }
+
     /// The program that it runs.
     ///
     /// # Errors
@@ -236,6 +248,42 @@ impl<'k> OpenFile<'k> {
             0o120_000 => FileKind::Link,
             other => return Err(inode.corrupt(format!("its type would be {other:#o}"))),
         })
+    }
+
+    /// Whether some path may lead to it: what it is on is mounted where processes see it. What the kernel has for itself only (namespaces,
+    /// message queues), what was unmounted since, and what was made by `fsmount` and never put anywhere has no place in the tree of names.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn is_in_tree(&self) -> Result<bool> {
+        /// `MAX_ERRNO`: the highest addresses are errors.
+        const ERRORS: u64 = 4095;
+        let mount = self.object.required("f_path.mnt", "vfsmount")?.container("mount", "mnt")?;
+        let space = mount.u64("mnt_ns")?;
+        if space == 0 || space >= u64::MAX - ERRORS {
+            return Ok(false);
+        }
+        // The one of a mount that was never put anywhere has no number.
+        let space = mount.required("mnt_ns", "mnt_namespace")?;
+        Ok(!space.has("seq") || space.u64("seq")? != 0)
+    }
+
+    /// Whether it is a file of `/proc` about a process that is gone.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn is_about_gone_process(&self) -> Result<bool> {
+        if self.file_system()? != "proc" {
+            return Ok(false);
+        }
+        let pid = self.inode()?.container("proc_inode", "vfs_inode")?.pointer("pid", "pid")?;
+        // A list of processes for each use of the number.
+        Ok(pid
+            .map(|pid| pid.bytes("tasks"))
+            .transpose()?
+            .is_some_and(|lists| lists.iter().all(|&byte| byte == 0)))
     }
 
     /// The name of the type of its file system, such as `ext4`.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs;
+use std::io::Read as _;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -27,9 +28,12 @@ const EXT4: i64 = 0xef53;
 const IN_MEMORY: &[i64] = &[0x0102_1994, 0x8584_58f6];
 /// Those that hold nothing of their own: proc, sysfs, cgroup2, cgroup, devtmpfs' siblings.
 const VIRTUAL: &[i64] = &[0x9fa0, 0x6265_6572, 0x6367_7270, 0x0027_e0eb, 0x1cd1];
+const PROC: i64 = 0x9fa0;
+/// Those to whose files no path leads: nsfs, and that of message queues.
+const NOWHERE: &[i64] = &[0x6e73_6673, 0x1980_0202];
 const HUGE: i64 = 0x9584_58f6;
 /// A file without a name may hold so many bytes.
-const MOST_NAMELESS: u64 = 64 << 20;
+pub(crate) const MOST_NAMELESS: u64 = 64 << 20;
 
 /// An open file of a process.
 pub(crate) struct Descriptor {
@@ -125,6 +129,11 @@ pub(crate) fn check(processes: &[Process], descriptors: &[Descriptor], findings:
         written: BTreeSet::new(),
     };
     known.find_sockets();
+    let keeper = processes.first().and_then(Process::keeper);
+    for entry in keeper.and_then(|path| fs::read_dir(path.join("fd")).ok()).into_iter().flatten().flatten() {
+        // It reads what the service prints.
+        known.read.extend(fs::metadata(entry.path()).map(|metadata| metadata.ino()));
+    }
     for descriptor in descriptors {
         let link = descriptor.link.to_string_lossy();
         known.masters.extend(descriptor.info("tty-index"));
@@ -271,12 +280,11 @@ fn file(descriptor: &Descriptor, link: &str, metadata: &fs::Metadata) -> Judged 
         let why = "large pages that are asked for by name are not carried over";
         return Some((Verdict::Refused, why.to_owned(), "use transparent large pages"));
     }
-    if metadata.is_dir() && is_gone {
-        return Some((
-            Verdict::Refused,
-            "the directory is gone".to_owned(),
-            "keep the directories that the service uses",
-        ));
+    if system.is_some_and(|system| NOWHERE.contains(&system)) {
+        return hung_up("namespaces and message queues are not carried over", "open it again");
+    }
+    if system == Some(PROC) && is_about_gone_process(descriptor, link) {
+        return hung_up("the process that it tells about is gone", "close it");
     }
     let is_memfd = link.starts_with("/memfd:");
     match system {
@@ -293,6 +301,17 @@ fn file(descriptor: &Descriptor, link: &str, metadata: &fs::Metadata) -> Judged 
             "put it on an ext4, or call fsync",
         ),
     }
+}
+
+/// Whether a file of `/proc` is about a process that is gone. Its path may be that of another one here: PIDs are those of a namespace.
+fn is_about_gone_process(descriptor: &Descriptor, link: &str) -> bool {
+    let is_of_process =
+        link.strip_prefix("/proc/").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let cannot_read = || {
+        let read = fs::File::open(&descriptor.place).and_then(|mut file| file.read(&mut [0]));
+        read.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+    };
+    is_of_process && (link.ends_with(" (deleted)") || cannot_read())
 }
 
 /// The name of a socket's protocol, which the kernel offers as an extended attribute.

@@ -34,6 +34,7 @@ pub fn check(pid: i32) -> Result<Report> {
     let descriptors = descriptors::all(&processes, pid)?;
     let mut findings = Findings::new(processes.iter().map(|process| (process.pid, process.name.clone())));
     process::check(&processes, &mut findings);
+    process::check_sharing(&processes, &mut findings);
     memory::check(&processes, &mut findings);
     descriptors::check(&processes, &descriptors, &mut findings);
     let findings = findings.into_sorted();

@@ -1,8 +1,16 @@
 //! Mappings that cannot be carried over.
 
+use std::fs;
+
+use crate::descriptors::MOST_NAMELESS;
 use crate::process::Process;
 use crate::report::{Findings, Verdict};
 
+/// What is said of a file that [`is_too_large`].
+const TOO_LARGE: (&str, &str) = (
+    "its file has no name any more, and is too large to be put beside the images",
+    "keep its name while it is mapped",
+);
 /// How the names of System V shared memory begin.
 const SYSTEM_V: &str = "/SYSV";
 
@@ -11,7 +19,7 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
     for process in processes.iter().filter(|process| !process.has_ended()) {
         let mut reported = Vec::new();
         for line in process.text("maps").lines() {
-            let Some((range, flags, name)) = split(line) else { continue };
+            let Some((range, name)) = split(line) else { continue };
             let judged = if name.starts_with(SYSTEM_V) {
                 Some((
                     Verdict::Lost,
@@ -19,7 +27,8 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
                     "use POSIX shared memory (shm_open) or mmap",
                 ))
             } else {
-                judge(flags, name).map(|(why, way_out)| (Verdict::Refused, why, way_out))
+                let judged = judge(name).or_else(|| is_too_large(process, range, name).then_some(TOO_LARGE));
+                judged.map(|(why, way_out)| (Verdict::Refused, why, way_out))
             };
             if let Some((verdict, why, way_out)) = judged
                 && !reported.contains(&name.to_owned())
@@ -31,19 +40,29 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
     }
 }
 
-/// A line's range, permissions and name.
-fn split(line: &str) -> Option<(&str, &str, &str)> {
+/// A line's range and name.
+fn split(line: &str) -> Option<(&str, &str)> {
     let mut words = line.split_ascii_whitespace();
-    let (range, flags) = (words.next()?, words.next()?);
-    // After offset, device and inode stands the name, which may hold blanks.
-    let inode = words.nth(2)?;
+    let range = words.next()?;
+    // After permissions, offset, device and inode stands the name, which may hold blanks.
+    let inode = words.nth(3)?;
     let at = inode.as_ptr().addr() - line.as_ptr().addr() + inode.len();
-    Some((range, flags, line.get(at..)?.trim()))
+    Some((range, line.get(at..)?.trim()))
+}
+
+/// Whether a mapping is of a file without a name that holds too much.
+fn is_too_large(process: &Process, range: &str, name: &str) -> bool {
+    let is_file =
+        name.ends_with(" (deleted)") && !["/memfd:", "/dev/zero"].iter().any(|held| name.starts_with(held));
+    // The numbers have no zeros before them there.
+    let place = range.split('-').map(|number| number.trim_start_matches('0')).collect::<Vec<_>>().join("-");
+    let file =
+        || fs::metadata(process.path("map_files").join(place)).is_ok_and(|file| file.len() > MOST_NAMELESS);
+    is_file && file()
 }
 
 /// Why a mapping of this name could not be made again, and what to do about it.
-fn judge(flags: &str, name: &str) -> Option<(&'static str, &'static str)> {
-    let is_shared = flags.ends_with('s');
+fn judge(name: &str) -> Option<(&'static str, &'static str)> {
     if name.starts_with("/anon_hugepage") || name.starts_with("/memfd:hugepage") {
         Some(("large pages that are asked for by name are not carried over", "use transparent large pages"))
     } else if name.starts_with("/[aio]") || name.starts_with("anon_inode:") {
@@ -54,11 +73,6 @@ fn judge(flags: &str, name: &str) -> Option<(&'static str, &'static str)> {
         None
     } else if name.starts_with("/dev/") {
         Some(("it is a device's memory", "keep devices out of the service"))
-    } else if name.ends_with(" (deleted)") && (is_shared || name.starts_with('/')) {
-        Some((
-            "the file has no name any more, and cannot be opened again",
-            "restart the service after updates, and keep mapped files",
-        ))
     } else {
         None
     }
@@ -71,8 +85,8 @@ mod tests {
     #[test]
     fn names_with_blanks_are_read_whole() {
         let line = "7f00-7f01 r--s 00000000 08:01 17                         /tmp/a file (deleted)";
-        assert_eq!(split(line), Some(("7f00-7f01", "r--s", "/tmp/a file (deleted)")));
-        assert_eq!(split("7f00-7f01 rw-p 00000000 00:00 0 "), Some(("7f00-7f01", "rw-p", "")));
+        assert_eq!(split(line), Some(("7f00-7f01", "/tmp/a file (deleted)")));
+        assert_eq!(split("7f00-7f01 rw-p 00000000 00:00 0 "), Some(("7f00-7f01", "")));
         assert_eq!(split("nonsense"), None);
     }
 
@@ -86,11 +100,12 @@ mod tests {
             "/usr/lib/libc.so.6",
             "/dev/zero (deleted)",
             "/memfd:held (deleted)",
+            "/usr/bin/x (deleted)",
         ] {
-            assert_eq!(judge("rw-s", fine), None, "{fine}");
+            assert_eq!(judge(fine), None, "{fine}");
         }
-        for bad in ["/[aio] (deleted)", "anon_inode:[io_uring]", "/dev/mem", "/usr/bin/x (deleted)"] {
-            assert!(judge("rw-p", bad).is_some(), "{bad}");
+        for bad in ["/[aio] (deleted)", "anon_inode:[io_uring]", "/dev/mem"] {
+            assert!(judge(bad).is_some(), "{bad}");
         }
     }
 }

@@ -40,6 +40,20 @@ impl Process {
         self.field(name).split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
     }
 
+    /// Returns the directory in `/proc` of the process that started a service and keeps its last output, as the guests of a pair do.
+    pub(crate) fn keeper(&self) -> Option<PathBuf> {
+        let directory = Path::new("/proc").join(self.field("PPid"));
+        let program = |path: &Path| fs::read_link(path.join("exe")).ok();
+        let is_of_guest = program(&directory)? == program(Path::new("/proc/self"))?;
+        is_of_guest.then_some(directory)
+    }
+
+    /// Returns whether a process has its parent's memory only until it executes a program (vfork(2)); the parent waits for that.
+    fn is_borrower(&self, parent: i32) -> bool {
+        let waits = || Self::read(parent).is_some_and(|parent| parent.field("State").starts_with('D'));
+        self.number("PPid") == u64::from(parent.cast_unsigned()) && waits()
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.field("State").starts_with(['Z', 'X'])
     }
@@ -80,6 +94,55 @@ pub(crate) fn tree(root: i32) -> Result<Vec<Process>> {
 
 fn namespace(process: &Process, name: &str) -> Option<PathBuf> {
     fs::read_link(process.path("ns").join(name)).ok()
+}
+
+/// What processes can share without being threads of one: types of kcmp(2), and what they are.
+const SHARED: &[(i32, &str)] = &[(1, "memory"), (2, "file descriptors"), (3, "directories and umask")];
+
+/// Checks what processes share although they are no threads of one process (`CLONE_VM`, `CLONE_FILES`, `CLONE_FS` of clone(2)).
+pub(crate) fn check_sharing(processes: &[Process], findings: &mut Findings) {
+    let mut owners: BTreeMap<(i32, String), Vec<i32>> = BTreeMap::new();
+    for process in processes.iter().filter(|process| !process.has_ended()) {
+        for &(kind, what) in SHARED {
+            // Only those that look the same are compared.
+            let looks = match kind {
+                1 => process.text("maps"),
+                2 => process.field("FDSize").to_owned(),
+                _ => process.field("Umask").to_owned(),
+            };
+            let known = owners.entry((kind, looks)).or_default();
+            match known.iter().find(|&&other| shares(process.pid, other, kind) && !process.is_borrower(other))
+            {
+                Some(other) => {
+                    let (verdict, why) = if kind == 1 {
+                        (
+                            Verdict::Refused,
+                            format!("it shares the memory of process {other}, of which it is no thread"),
+                        )
+                    } else {
+                        (
+                            Verdict::Lost,
+                            format!("it shares them with process {other}, and does no more afterwards"),
+                        )
+                    };
+                    findings.add(
+                        process.pid,
+                        what,
+                        verdict,
+                        why,
+                        "use threads, or shared mappings and messages",
+                    );
+                }
+                None => known.push(process.pid),
+            }
+        }
+    }
+}
+
+/// Whether two processes share something, by a type of kcmp(2). Where the call is not allowed they do not.
+fn shares(one: i32, other: i32, kind: i32) -> bool {
+    // SAFETY: kcmp takes numbers.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, kind, 0, 0) == 0 }
 }
 
 /// Checks what concerns a process as a whole.

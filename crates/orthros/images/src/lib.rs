@@ -15,9 +15,9 @@ mod write;
 
 pub use encode::{Images, encode};
 pub use model::{
-    Connection, Datagram, Epoll, EpollEntry, ExitedLeaders, FileOwner, Holder, IpcObject, MessageQueue, PAGE,
-    PacketPipe, PageRun, PendingConnection, RestoreState, SemaphoreSet, Service, SocketOption,
-    SocketRestrictions, SocketSettings, ThreadAttributes, ThreadCall, UnnamedFile,
+    Connection, Datagram, Epoll, EpollEntry, ExitedLeaders, FileOwner, FileSizeLimit, Holder, IpcObject,
+    MessageQueue, PAGE, PacketPipe, PageRun, PendingConnection, RestoreState, SemaphoreSet, Service,
+    SocketOption, SocketRestrictions, SocketSettings, ThreadAttributes, ThreadCall, UnnamedFile,
 };
 pub use read::{CpuRegisters, Exclusions, MAX_UNNAMED_FILE, estimate_memory, read_service, time_of_death};
 pub use write::{fill_unnamed_file, write};

@@ -17,12 +17,12 @@ pub(crate) use memory::{
 };
 pub use memory::{PAGE, PageRun};
 pub(crate) use process::{
-    Descriptor, Directories, FileLock, LockKind, Process, ProcessState, Rseq, Running, SeccompFilter,
-    SignalAction, Thread, TimerLeft, Timers,
+    Descriptor, Directories, FILE_SIZE, FileLock, LockKind, Process, ProcessState, Rseq, Running,
+    SeccompFilter, SignalAction, Thread, TimerLeft, Timers,
 };
 pub use restore_state::{
-    Connection, Datagram, ExitedLeaders, IpcObject, MessageQueue, PendingConnection, RestoreState,
-    SemaphoreSet, UnnamedFile,
+    Connection, Datagram, ExitedLeaders, FileSizeLimit, IpcObject, MessageQueue, PendingConnection,
+    RestoreState, SemaphoreSet, UnnamedFile,
 };
 pub use settings::{
     Epoll, EpollEntry, FileOwner, Holder, PacketPipe, SocketOption, SocketRestrictions, SocketSettings,

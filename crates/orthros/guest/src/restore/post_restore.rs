@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_orthros_images::{RestoreState, ThreadAttributes, ThreadCall};
 use orrery_sys::ptrace::{self, Options, Stop};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// How often a thread is stepped before it must have moved.
@@ -24,7 +24,7 @@ const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 /// Returns whether some thread must not run before its attributes are set. A program that is stopped and continued is reported to
 /// its parent (`SIGCHLD`), which may notice; so it is stopped only if it must be.
 pub(crate) fn must_stop(state: &RestoreState) -> bool {
-    state.threads.iter().any(|thread| !thread.calls.is_empty())
+    !state.file_size_limits.is_empty() || state.threads.iter().any(|thread| !thread.calls.is_empty())
 }
 
 /// Completes the service in the PID namespace with the init process `init`, and returns remarks about what does not work.
@@ -41,6 +41,16 @@ pub(crate) fn complete(state: &RestoreState, init: i32) -> Vec<String> {
             // One that has exited since need not be killed.
             let _ = killed.map(|pid| kill_process(pid, Signal::KILL));
             remarks.push(format!("process {} is killed: it would be less confined than it was", thread.pid));
+        }
+    }
+    for limit in &state.file_size_limits {
+        let Some(pid) = tids.get(&limit.pid).and_then(|&pid| Pid::from_raw(pid)) else { continue };
+        let bounded = |size: u64| Some(size).filter(|&size| size != u64::MAX);
+        let limits = Rlimit { current: bounded(limit.soft), maximum: bounded(limit.hard) };
+        if let Err(error) = prlimit(Some(pid), Resource::Fsize, limits) {
+            // One that has exited since needs no limit.
+            let _ = kill_process(pid, Signal::KILL);
+            remarks.push(format!("process {} is killed: its RLIMIT_FSIZE is lost: {error}", limit.pid));
         }
     }
     let stopped = if must_stop(state) { &*state.running } else { &[] };
@@ -66,6 +76,11 @@ enum Outcome {
 fn set_attributes(thread: &ThreadAttributes, outer: i32, remarks: &mut Vec<String>) -> Outcome {
     let mut remark = |error: anyhow::Error| remarks.push(format!("thread {}: {error:#}", thread.tid));
     if let Err(error) = set_affinity(thread, outer) {
+        remark(error);
+    }
+    if thread.resets_on_fork
+        && let Err(error) = set_reset_on_fork(outer)
+    {
         remark(error);
     }
     if thread.io_priority != 0
@@ -111,6 +126,18 @@ fn set_affinity(thread: &ThreadAttributes, outer: i32) -> Result<()> {
     if (0..count).any(|cpu| !allowed(cpu)) && set.count() > 0 {
         sched_setaffinity(Pid::from_raw(outer), &set).context("cannot set its CPU affinity")?;
     }
+    Ok(())
+}
+
+fn set_reset_on_fork(thread: i32) -> Result<()> {
+    // SAFETY: zeros are a `struct sched_param`; the calls read and write that one.
+    let result = unsafe {
+        let mut parameters: libc::sched_param = std::mem::zeroed();
+        let policy = libc::sched_getscheduler(thread) | libc::SCHED_RESET_ON_FORK;
+        libc::sched_getparam(thread, &raw mut parameters);
+        libc::sched_setscheduler(thread, policy, &raw const parameters)
+    };
+    ensure!(result == 0, "cannot set SCHED_RESET_ON_FORK: {}", std::io::Error::last_os_error());
     Ok(())
 }
 
@@ -176,8 +203,8 @@ impl Tracee {
         registers.rax = call.number.cast_unsigned();
         // In no system call: nothing is restarted.
         registers.orig_rax = u64::MAX;
-        [registers.rdi, registers.rsi, registers.rdx, registers.r10] = call.arguments;
-        (registers.r8, registers.r9) = (0, 0);
+        [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8] = call.arguments;
+        registers.r9 = 0;
         self.thread.set_registers(&registers).context("cannot set its registers")?;
         // A thread that a signal had stopped reports that first.
         for _ in 0..MAX_STEPS {
@@ -261,7 +288,7 @@ mod tests {
         let call = |name: &str, option: i32, value, is_restriction| ThreadCall {
             name: name.to_owned(),
             number: libc::SYS_prctl,
-            arguments: [u64::from(option.cast_unsigned()), value, 0, 0],
+            arguments: [u64::from(option.cast_unsigned()), value, 0, 0, 0],
             is_restriction,
         };
         let calls = vec![

@@ -6,7 +6,7 @@ use crate::messages::{
     Core, Creds, Itimer, PosixTimer, Pstree, Rlimit, Rlimits, Rseq, Sigaction, Siginfo, SignalQueue,
     SignalStack, TaskCore, TaskTimers, ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
 };
-use crate::model::{Process, ProcessState, Running, Thread, TimerLeft};
+use crate::model::{FILE_SIZE, Process, ProcessState, Running, Thread, TimerLeft};
 
 const SECOND: u64 = 1_000_000_000;
 /// `CORE_ENTRY__MARCH__X86_64`.
@@ -84,9 +84,7 @@ fn task(process: &Running, leader: &Thread) -> TaskCore {
             prof: itimer(timers.prof),
             posix: timers.posix.iter().map(|(timer, left)| posix_timer(timer, *left)).collect(),
         }),
-        rlimits: Some(Rlimits {
-            rlimits: process.rlimits.iter().map(|&(cur, max)| Rlimit { cur, max }).collect(),
-        }),
+        rlimits: Some(Rlimits { rlimits: (0..).zip(&process.rlimits).map(rlimit).collect() }),
         signals_s: Some(signals(&process.pending_signals)),
         sigactions: process
             .actions
@@ -99,6 +97,11 @@ fn task(process: &Running, leader: &Thread) -> TaskCore {
             })
             .collect(),
     }
+}
+
+/// That of the size of files is set last: criu writes its log from within the process.
+fn rlimit((place, &(cur, max)): (usize, &(u64, u64))) -> Rlimit {
+    if place == FILE_SIZE { Rlimit { cur: u64::MAX, max: u64::MAX } } else { Rlimit { cur, max } }
 }
 
 fn signals(pending: &[Vec<u8>]) -> SignalQueue {

@@ -13,7 +13,7 @@ pub(crate) enum File {
     Regular {
         flags: u32,
         position: u64,
-        path: String,
+        path: Vec<u8>,
     },
     Pipe {
         flags: u32,

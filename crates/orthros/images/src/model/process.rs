@@ -6,6 +6,9 @@ use super::file::FileId;
 use super::memory::AddressSpace;
 use super::settings::ThreadAttributes;
 
+/// The place of `RLIMIT_FSIZE` among the limits of a process.
+pub(crate) const FILE_SIZE: usize = libc::RLIMIT_FSIZE as usize;
+
 /// A process, under the PIDs of its innermost namespace.
 #[derive(Debug)]
 pub(crate) struct Process {

@@ -20,6 +20,8 @@ pub struct RestoreState {
     pub bereaved_parents: Vec<u32>,
     /// The PIDs of the processes that were not stopped.
     pub running: Vec<u32>,
+    /// The bounds of the files that processes may write.
+    pub file_size_limits: Vec<FileSizeLimit>,
     /// The System V semaphores of the service's namespace.
     pub semaphores: Vec<SemaphoreSet>,
     /// The System V message queues of the service's namespace.
@@ -49,6 +51,17 @@ pub struct RestoreState {
     pub output_pipe: Option<u32>,
     /// The leaders of the session and process group of the service's own process, which have exited.
     pub exited_leaders: ExitedLeaders,
+}
+
+/// `RLIMIT_FSIZE` of a process, `u64::MAX` for none. criu writes its log from within the processes that it makes, after it has limited them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSizeLimit {
+    /// The PID in the service's PID namespace.
+    pub pid: u32,
+    /// The soft limit.
+    pub soft: u64,
+    /// The hard limit.
+    pub hard: u64,
 }
 
 /// The leaders of a process's session and process group, where these have exited and only their numbers are left.

@@ -112,8 +112,8 @@ pub struct ThreadCall {
     pub name: String,
     /// The number of the call.
     pub number: i64,
-    /// Its first four arguments; the others are 0.
-    pub arguments: [u64; 4],
+    /// Its first five arguments; the sixth is 0.
+    pub arguments: [u64; 5],
     /// Whether the thread would be less confined without it: then it must not run.
     pub is_restriction: bool,
 }
@@ -127,6 +127,8 @@ pub struct ThreadAttributes {
     pub pid: u32,
     /// The processors that it may run on, one bit each.
     pub affinity: Vec<u64>,
+    /// Whether its children have the usual scheduling policy (`SCHED_RESET_ON_FORK`).
+    pub resets_on_fork: bool,
     /// The I/O priority of ioprio_set(2); 0 for none.
     pub io_priority: u16,
     /// What is written to files of its directory in `/proc`, in order.

@@ -35,14 +35,18 @@ const MEMBARRIERS: [(u32, u64, &str); 4] = [
     (5, 1 << 6, "private expedited of serialized instructions"),
     (7, 1 << 8, "private expedited of restartable sequences"),
 ];
+/// `SYSCALL_WORK_BIT_SYSCALL_USER_DISPATCH` of `thread_info.syscall_work`.
+const DISPATCHES: u32 = 5;
 /// Options of prctl(2) that the `libc` crate does not name.
 const PR_SET_IO_FLUSHER: i32 = 57;
 const PR_SET_MDWE: i32 = 65;
+const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
 
 struct Calls(Vec<ThreadCall>);
 
 impl Calls {
-    fn call(&mut self, name: &str, number: i64, arguments: [u64; 4]) {
+    fn call(&mut self, name: &str, number: i64, [one, two, three, four]: [u64; 4]) {
+        let arguments = [one, two, three, four, 0];
         self.0.push(ThreadCall { name: name.to_owned(), number, arguments, is_restriction: false });
     }
 
@@ -100,6 +104,15 @@ pub(super) fn of_thread(thread: &Task<'_>, tid: u32) -> Result<ThreadAttributes>
         let words = [u64::from(misfeature.cast_unsigned()), u64::from(how), 0];
         calls.restrict("PR_SET_SPECULATION_CTRL", libc::PR_SET_SPECULATION_CTRL, words);
     }
+    if task.has("thread_info.syscall_work") && task.u64("thread_info.syscall_work")? >> DISPATCHES & 1 != 0 {
+        let state = task.embedded("syscall_dispatch", "syscall_user_dispatch")?;
+        let (start, length) = (state.u64("offset")?, state.u64("len")?);
+        calls.restrict("PR_SET_SYSCALL_USER_DISPATCH", PR_SET_SYSCALL_USER_DISPATCH, [1, start, length]);
+        if let Some(last) = calls.0.last_mut() {
+            last.arguments[4] = state.u64("selector")?;
+        }
+    }
+    let resets_on_fork = task.u64("sched_reset_on_fork")? != 0;
     let mut proc_files = Vec::new();
     let slack = task.u64("timer_slack_ns")?;
     if slack != DEFAULT_SLACK && slack != 0 {
@@ -110,7 +123,7 @@ pub(super) fn of_thread(thread: &Task<'_>, tid: u32) -> Result<ThreadAttributes>
         None => 0,
     };
     let (pid, affinity) = (0, thread.affinity()?);
-    Ok(ThreadAttributes { tid, pid, affinity, io_priority, proc_files, calls: calls.0 })
+    Ok(ThreadAttributes { tid, pid, affinity, resets_on_fork, io_priority, proc_files, calls: calls.0 })
 }
 
 /// Adds to its first thread's attributes what a process has once.
@@ -122,7 +135,8 @@ pub(super) fn add_of_process(
     let task = process.object();
     let signal = task.required("signal", "signal_struct")?;
     let space = task.required("mm", "mm_struct")?;
-    let mut calls = Calls(std::mem::take(&mut attributes.calls));
+    // Before those of the thread: once its calls are dispatched to itself, it can be made to execute no others.
+    let mut calls = Calls(Vec::new());
     if signal.u64("is_child_subreaper")? != 0 {
         calls.prctl("PR_SET_CHILD_SUBREAPER", libc::PR_SET_CHILD_SUBREAPER, [1, 0, 0]);
     }
@@ -150,7 +164,7 @@ pub(super) fn add_of_process(
         let which = u64::from((libc::MCL_FUTURE | on_fault).cast_unsigned());
         calls.call("mlockall", libc::SYS_mlockall, [which, 0, 0, 0]);
     }
-    attributes.calls = calls.0;
+    attributes.calls.splice(0..0, calls.0);
     let adjustment =
         |path| -> Result<i16> { Ok(i16::from_le_bytes(signal.bytes(path)?.try_into().unwrap_or_default())) };
     let (least, now) = (adjustment("oom_score_adj_min")?, adjustment("oom_score_adj")?);
@@ -177,6 +191,13 @@ pub(super) fn remark_on_process(task: Object<'_>, pid: u32, remarks: &mut Remark
         if credentials.has(path) && credentials.u64(path)? != 0 {
             remarks.add_loss(format!("process {pid}: its {what} and the keys in it are lost"));
         }
+    }
+    if task.u64("thread.io_bitmap")? != 0 || task.u64("thread.iopl_emul")? != 0 {
+        remarks.add_loss(format!("process {pid} has no access to I/O ports any more (ioperm(2), iopl(2))"));
+    }
+    if task.has("mempolicy") && task.u64("mempolicy")? != 0 {
+        // Every guest has one node.
+        remarks.add(format!("process {pid} has no memory policy any more (set_mempolicy(2))"));
     }
     Ok(())
 }

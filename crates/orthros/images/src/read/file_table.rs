@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{FileKind, Kernel, OpenFile, Pages, Task};
+use orrery_kimage::{Attributes, FileKind, Kernel, OpenFile, Pages, Task};
 
 use super::clocks::Clocks;
 use super::remarks::Remarks;
@@ -16,6 +16,8 @@ pub const MAX_UNNAMED_FILE: u64 = 64 << 20;
 /// Flags that only the call of `open` uses.
 const OPEN_ONLY: u32 =
     (libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC).cast_unsigned();
+/// How directories that a process is in are opened.
+const DIRECTORY: u32 = (libc::O_DIRECTORY | libc::O_RDONLY).cast_unsigned();
 /// The size of a socket's buffers by default.
 const DEFAULT_BUFFER: u32 = 212_992;
 /// The inode of the first socket that stands for a file that is hung up.
@@ -34,7 +36,7 @@ pub(super) struct FileTable<'k> {
     files: Vec<File>,
     /// By the address of the kernel's `struct file`.
     known: HashMap<u64, FileId>,
-    directories: HashMap<String, FileId>,
+    directories: HashMap<Vec<u8>, FileId>,
     ghosts: Vec<Ghost>,
     /// By the number of the inode.
     shared_memory: BTreeMap<u64, Vec<SharedPage>>,
@@ -150,29 +152,69 @@ impl<'k> FileTable<'k> {
             return Ok(known);
         }
         let path = file.path()?;
-        let ghost = if path.deleted { Some(self.ghost(file, &path)?) } else { None };
-        let flags = file.flags()? & !OPEN_ONLY;
-        let path = String::from_utf8(path.bytes).map_err(|_| anyhow::anyhow!("its path is not UTF-8"))?;
-        let id = self.add(file, File::Regular { flags, position: file.position()?, path });
-        if let Some(ghost) = ghost.and_then(|ghost| self.ghosts.get_mut(ghost)) {
-            ghost.files.push(id);
+        let ghost = if path.deleted { Some(self.ghost(file)?) } else { None };
+        if ghost.is_none() && !file.is_in_tree()? {
+            bail!("no path leads to it: what it was on was unmounted, or never mounted");
         }
+        let flags = file.flags()? & !OPEN_ONLY;
+        let id = self.add(file, File::Regular { flags, position: file.position()?, path: path.bytes });
+        self.name_ghost(ghost, id);
         Ok(id)
     }
 
+    /// Adds the program that a process runs. One that was executed from a memfd is a file without a name, beside the memfd that it maps.
+    pub(super) fn add_program(&mut self, file: &OpenFile<'_>) -> Result<FileId> {
+        if file.memfd()?.is_none() {
+            return self.add_regular(file);
+        }
+        let ghost = self.ghost(file)?;
+        let id = self.add_path(file.flags()?, file.path()?.bytes);
+        self.name_ghost(Some(ghost), id);
+        Ok(id)
+    }
+
+    /// Adds a file without a name that is no regular one, but a directory or pipe, and what makes it again.
+    pub(super) fn add_empty_ghost(
+        &mut self,
+        flags: u32,
+        path: Vec<u8>,
+        inode: u64,
+        attributes: Attributes,
+    ) -> FileId {
+        let known = self.ghosts.iter().position(|ghost| ghost.inode == inode);
+        let ghost = known.unwrap_or_else(|| {
+            self.ghosts.push(Ghost { inode, attributes, content: Some(Vec::new()), files: Vec::new() });
+            self.ghosts.len() - 1
+        });
+        let id = self.add_path(flags, path);
+        self.name_ghost(Some(ghost), id);
+        id
+    }
+
+    /// Notes that a file is this one without a name.
+    fn name_ghost(&mut self, ghost: Option<usize>, id: FileId) {
+        if let Some(ghost) = ghost.and_then(|ghost| self.ghosts.get_mut(ghost)) {
+            ghost.files.push(id);
+        }
+    }
+
     /// Returns the index of a file without a name, whose content goes into the images, once for all who have it open.
-    fn ghost(&mut self, file: &OpenFile<'_>, path: &orrery_kimage::Path) -> Result<usize> {
+    fn ghost(&mut self, file: &OpenFile<'_>) -> Result<usize> {
         let inode = file.inode()?.address();
         if let Some(known) = self.ghosts.iter().position(|ghost| ghost.inode == inode) {
             return Ok(known);
         }
-        if path.bytes.starts_with(b"/memfd:") || path.bytes.starts_with(b"/SYSV") {
-            bail!("System V memory, and memfds of large pages, are not carried over");
+        if file.path()?.bytes.starts_with(b"/SYSV") || file.file_system()? == "hugetlbfs" {
+            bail!("System V memory, and large pages that are asked for by name, are not carried over");
+        }
+        let attributes = file.attributes()?;
+        if file.kind()? == FileKind::Directory && file.file_system()? != "proc" {
+            self.ghosts.push(Ghost { inode, attributes, content: Some(Vec::new()), files: Vec::new() });
+            return Ok(self.ghosts.len() - 1);
         }
         if file.kind()? != FileKind::Regular {
             bail!("it has no name any more, and is no regular file");
         }
-        let attributes = file.attributes()?;
         file.is_whole()?;
         let content = file.cached_content(MAX_UNNAMED_FILE)?;
         if content.is_none() && file.file_system()? != "ext4" {
@@ -183,27 +225,29 @@ impl<'k> FileTable<'k> {
     }
 
     /// Adds a path that other files refer to.
-    pub(super) fn add_path(&mut self, flags: u32, path: String) -> FileId {
+    pub(super) fn add_path(&mut self, flags: u32, path: Vec<u8>) -> FileId {
         self.push(File::Regular { flags: flags & !OPEN_ONLY, position: 0, path })
     }
 
     /// Adds the directories of a process.
     pub(super) fn add_directories(&mut self, process: &Task<'_>) -> Result<Directories> {
         let (working, root) = process.directories()?;
-        if working.deleted {
-            bail!("its working directory {} is gone", working.display());
-        }
         let umask = process.object().required("fs", "fs_struct")?.u32("umask")?;
-        let (working, root) = (self.add_directory(working.display()), self.add_directory(root.display()));
+        let root = self.add_directory(root.bytes);
+        let working = if working.deleted {
+            let (inode, attributes) = process.working_directory()?;
+            self.add_empty_ghost(DIRECTORY, working.bytes, inode, attributes)
+        } else {
+            self.add_directory(working.bytes)
+        };
         Ok(Directories { working, root, umask })
     }
 
-    fn add_directory(&mut self, path: String) -> FileId {
+    fn add_directory(&mut self, path: Vec<u8>) -> FileId {
         if let Some(&id) = self.directories.get(&path) {
             return id;
         }
-        let flags = (libc::O_DIRECTORY | libc::O_RDONLY).cast_unsigned();
-        let id = self.push(File::Regular { flags, position: 0, path: path.clone() });
+        let id = self.push(File::Regular { flags: DIRECTORY, position: 0, path: path.clone() });
         self.directories.insert(path, id);
         id
     }

@@ -45,6 +45,9 @@ pub(super) fn read<'k>(
     if let Some(problem) = mappings.problems.first() {
         bail!("its mappings: {problem}");
     }
+    if space.object().has("context.ldt") && space.object().u64("context.ldt")? != 0 {
+        bail!("it has segments of its own (modify_ldt(2)), which are not carried over");
+    }
     let executable = process.executable()?.context("it has no program")?;
     let mut found = Vec::new();
     for one in &mappings.found {
@@ -62,7 +65,7 @@ pub(super) fn read<'k>(
     };
     Ok(AddressSpace {
         layout,
-        executable: files.add_regular(&executable)?,
+        executable: files.add_program(&executable)?,
         auxv: auxiliary(&space)?,
         dumpable: i32::try_from(mm.u64("flags")? & 3)?,
         mappings: found,
@@ -136,10 +139,8 @@ fn backing<'k>(files: &mut FileTable<'k>, mapping: &KernelMapping<'k>, shared: b
     if file.kind()? != FileKind::Regular && path.bytes != b"/dev/zero" {
         bail!("it maps {}, which is no file", path.display());
     }
-    if path.deleted {
-        bail!("it maps {}, which cannot be opened again", path.display());
-    }
-    Ok(Backing::File { file: files.add_regular(&file)?, access, offset })
+    let added = files.add_regular(&file).with_context(|| format!("it maps {}", path.display()));
+    Ok(Backing::File { file: added?, access, offset })
 }
 
 /// Returns whether a mapped file is memory that processes share, without a name.

@@ -36,7 +36,12 @@ pub(super) fn add<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> Result<
         return Ok(id);
     }
     let entry = match kind {
-        FileKind::Regular | FileKind::Directory => return files.add_regular(file),
+        FileKind::Regular | FileKind::Directory => {
+            if file.is_about_gone_process()? {
+                bail!("the process that it tells about is gone");
+            }
+            return files.add_regular(file);
+        }
         FileKind::CharacterDevice => {
             let major = file.attributes()?.device >> 20;
             // Other drivers have something else where a terminal's has its terminal.
@@ -113,12 +118,13 @@ pub(super) fn add_memfd<'k>(files: &mut FileTable<'k>, file: &OpenFile<'k>) -> R
 /// Adds a pipe with a name, and the path that it has.
 fn add_fifo(files: &mut FileTable<'_>, file: &OpenFile<'_>, flags: u32) -> Result<FileId> {
     let path = file.path()?;
-    if path.deleted {
-        bail!("a pipe whose name was removed is not carried over");
-    }
     let Special::Pipe { content, capacity, .. } = file.special()? else { bail!("it is no pipe") };
     let inode = u32::try_from(file.inode_number()?)?;
-    let path = files.add_path(flags, path.display());
+    let path = if path.deleted {
+        files.add_empty_ghost(flags, path.bytes, file.inode()?.address(), file.attributes()?)
+    } else {
+        files.add_path(flags, path.bytes)
+    };
     Ok(files.add(file, File::Fifo { inode, path, content, capacity }))
 }
 

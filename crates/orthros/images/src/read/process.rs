@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{Descriptor as KernelDescriptor, FileKind, IdKind, Kernel, State, Task};
+use orrery_kimage::{Descriptor as KernelDescriptor, FileKind, IdKind, Kernel, OpenFile, State, Task};
 
 use super::Exclusions;
 use super::clocks::Clocks;
@@ -252,9 +252,7 @@ impl<'k> Reader<'k> {
         if let Some(problem) = descriptors.problems.first() {
             bail!("its descriptors: {problem}");
         }
-        let is_stored = |descriptor: &&KernelDescriptor<'_>| {
-            matches!(descriptor.file.kind(), Ok(FileKind::Regular | FileKind::Directory) | Err(_))
-        };
+        let is_stored = |descriptor: &&KernelDescriptor<'_>| is_stored(&descriptor.file);
         let (mut table, mut all_locks) = (Vec::new(), Vec::new());
         let entry = |descriptor: &KernelDescriptor<'_>, file| Descriptor {
             fd: descriptor.number,
@@ -305,6 +303,23 @@ impl<'k> Reader<'k> {
         }
         table.sort_unstable();
         Ok((table, all_locks))
+    }
+}
+
+/// Returns whether a file holds what a process has stored, or finds where it was told to look. What the kernel makes up when it is read
+/// (`/proc`, `/sys`), and what has no place in the tree of names, is none: a process that finds it hung up can open it again.
+fn is_stored(file: &OpenFile<'_>) -> bool {
+    /// File systems whose files are made up.
+    const MADE_UP: [&str; 9] =
+        ["proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "nsfs", "mqueue"];
+    match file.kind() {
+        Ok(FileKind::Regular | FileKind::Directory) => {
+            let made_up = file.file_system().is_ok_and(|name| MADE_UP.contains(&&*name));
+            let has_place = file.path().is_ok_and(|path| path.deleted) || file.is_in_tree().unwrap_or(true);
+            !made_up && has_place
+        }
+        Ok(_) => false,
+        Err(_) => true,
     }
 }
 

@@ -8,9 +8,9 @@ use orrery_kimage::{FileKind, InetSocket, Task, TcpConnection};
 
 use super::file_table::TableContents;
 use crate::model::{
-    Connection, Datagram, Epoll, EpollEntry, EpollTarget, ExitedLeaders, File, FileId, Holder, Inet,
-    MessageQueue, PacketPipe, PendingConnection, Process, ProcessState, RestoreState, SemaphoreSet,
-    UnnamedFile,
+    Connection, Datagram, Epoll, EpollEntry, EpollTarget, ExitedLeaders, FILE_SIZE, File, FileId,
+    FileSizeLimit, Holder, Inet, MessageQueue, PacketPipe, PendingConnection, Process, ProcessState,
+    RestoreState, SemaphoreSet, UnnamedFile,
 };
 
 /// The System V objects of a namespace.
@@ -58,6 +58,11 @@ pub(super) fn collect(
     for process in processes {
         let ProcessState::Running(running) = &process.state else { continue };
         state.threads.extend(running.threads.iter().map(|thread| thread.attributes.clone()));
+        if let Some(&(soft, hard)) = running.rlimits.get(FILE_SIZE)
+            && (soft, hard) != (u64::MAX, u64::MAX)
+        {
+            state.file_size_limits.push(FileSizeLimit { pid: process.pid, soft, hard });
+        }
         if !running.stopped {
             state.running.push(process.pid);
         }

@@ -16,7 +16,7 @@ pub(super) fn add(
 ) -> Result<FileId> {
     let flags = file.flags()?;
     let attributes = file.attributes()?;
-    let path = files.add_path(flags, file.path()?.display());
+    let path = files.add_path(flags, file.path()?.bytes);
     // The kernel packs 12 and 20 bits, programs 8 and 8 and the rest above.
     let device = u32::try_from(libc::makedev(attributes.device >> 20, attributes.device & 0xf_ffff))?;
     let terminal = Box::new(Terminal { state, device, uid: attributes.uid, gid: attributes.gid });

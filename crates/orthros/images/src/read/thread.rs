@@ -46,6 +46,10 @@ impl Reading<'_> {
     ) -> Result<Thread> {
         let task = thread.object();
         let (seccomp_mode, seccomp_filter) = filters.add(thread)?;
+        if thread.has_landlock_domain()? {
+            bail!("it is confined by Landlock, and would not be without its kernel");
+        }
+        check_tracer(thread, tid, remarks)?;
         let mut registers = match self.cpus.general(self.kernel, thread)? {
             Some(registers) => registers,
             None => thread.registers()?,
@@ -92,6 +96,23 @@ impl Reading<'_> {
             None => bail!("it was on a processor, whose vector registers are not known"),
         }
     }
+}
+
+/// Looks for a tracer (ptrace(2)), which a restored thread does not have. One that was to be killed rather than to run without it is not
+/// restored.
+fn check_tracer(thread: &Task<'_>, tid: u32, remarks: &mut Remarks) -> Result<()> {
+    /// `PT_PTRACED`, and where the options begin in the same word.
+    const TRACED: u64 = 1;
+    const OPTIONS_SHIFT: u32 = 3;
+    let state = thread.object().u64("ptrace")?;
+    if state & TRACED == 0 {
+        return Ok(());
+    }
+    if state >> OPTIONS_SHIFT & u64::from(libc::PTRACE_O_EXITKILL.cast_unsigned()) != 0 {
+        bail!("a tracer had it in its hand, and it must not run without one (PTRACE_O_EXITKILL)");
+    }
+    remarks.add_loss(format!("thread {tid} is traced no more"));
+    Ok(())
 }
 
 /// Makes the registers those of a thread that goes on in user space.
