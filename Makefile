@@ -163,6 +163,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_FAULTS=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-vault --test shared -- failing
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
 	ORRERY_SERVICES=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_units
+	ORRERY_SERVICES=1 scripts/bounded 30m $(CARGO) test --locked -p orrery-cli --test orthros_services
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_INSTANTS=5 scripts/bounded 20m \
