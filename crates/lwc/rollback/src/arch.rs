@@ -5,7 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{finish, jump_code, run_crossing, snapshot_crossing};
+pub(crate) use x86_64::{finish, has_xsave, jump_code, run_crossing, snapshot_crossing};
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
@@ -31,6 +31,8 @@ pub(crate) struct Crossing {
     pub(crate) engine_stack: usize,
     /// The signal mask that is set on leaving the engine's stack, where no handler may run.
     pub(crate) mask: Mask,
+    /// Whether registers are cleared by `xrstor`: 0 or 1.
+    pub(crate) has_xsave: u32,
     /// Runs on the engine's stack before the body; anything but 0 is returned at once, without running it.
     pub(crate) begin: unsafe extern "C" fn(*mut Crossing) -> i32,
     /// Runs on the caller's stack.

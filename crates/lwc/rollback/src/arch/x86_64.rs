@@ -12,6 +12,10 @@
 //!   ...                             the body's frames, while it runs
 //! ```
 //!
+//! What was in the other registers goes, whatever held it: memory that is put back was compared and copied through vector registers,
+//! and the body had its own data in them. From there they would come to memory again, as the dynamic loader saves all registers on the
+//! stack when it binds a function at its first call.
+//!
 //! That memory is part of what is restored, so a restored state finds its registers where it left them: loading
 //! `stack_pointer` and popping continues it. Which state that is, `end` decides by what it leaves in `stack_pointer`.
 
@@ -51,13 +55,61 @@ macro_rules! leave_engine {
     };
 }
 
+/// A state of `xrstor` with nothing in it (Intel SDM, volume 1, 13.4): each component that is asked for becomes as at reset. MXCSR is
+/// taken from here in any case.
+#[repr(C, align(64))]
+struct Empty {
+    before_mxcsr: [u32; 6],
+    mxcsr: u32,
+    rest: [u32; 121],
+    header: [u64; 8],
+}
+
+static EMPTY: Empty = Empty { before_mxcsr: [0; 6], mxcsr: 0x1f80, rest: [0; 121], header: [0; 8] };
+
+/// Clears the registers of both floating-point units, vectors and masks, what APX adds, and arguments that the engine has no use for; those that the processor or the kernel does
+/// not have are left out by the processor. Loads the control words at `rsp`. Needs the crossing in `rbx`; keeps `eax`.
+macro_rules! clear_registers {
+    () => {
+        "cmp dword ptr [rbx + {has_xsave}], 0
+         je 8f
+         mov r12d, eax
+         lea rcx, [rip + {empty}]
+         mov eax, 0x800e7 /* x87, SSE, AVX, three of AVX-512, APX */
+         xor edx, edx
+         xrstor [rcx]
+         mov eax, r12d
+         jmp 9f
+         8:
+         fninit
+         xorps xmm0, xmm0
+         xorps xmm1, xmm1
+         xorps xmm2, xmm2
+         xorps xmm3, xmm3
+         xorps xmm4, xmm4
+         xorps xmm5, xmm5
+         xorps xmm6, xmm6
+         xorps xmm7, xmm7
+         xorps xmm8, xmm8
+         xorps xmm9, xmm9
+         xorps xmm10, xmm10
+         xorps xmm11, xmm11
+         xorps xmm12, xmm12
+         xorps xmm13, xmm13
+         xorps xmm14, xmm14
+         xorps xmm15, xmm15
+         9:
+         xor r8d, r8d
+         xor r9d, r9d
+         fldcw [rsp + 4]
+         ldmxcsr [rsp]"
+    };
+}
+
 /// Continues the state whose stack pointer is in `rsp`: its call returns `eax`.
 macro_rules! continue_state {
     () => {
-        "fninit
-         fldcw [rsp + 4]
-         ldmxcsr [rsp]
-         add rsp, 8
+        "add rsp, 8
          pop r15
          pop r14
          pop r13
@@ -92,9 +144,12 @@ pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {
         "mov rdi, rbx",
         "jmp {finish}",
         "2:",
+        clear_registers!(),
         continue_state!(),
         stack_pointer = const offset_of!(Crossing, stack_pointer),
         mask = const offset_of!(Crossing, mask),
+        has_xsave = const offset_of!(Crossing, has_xsave),
+        empty = sym EMPTY,
         engine_stack = const offset_of!(Crossing, engine_stack),
         begin = const offset_of!(Crossing, begin),
         argument = const offset_of!(Crossing, argument),
@@ -119,18 +174,24 @@ pub(crate) unsafe extern "C" fn finish(crossing: *mut Crossing) -> ! {
         leave_engine!(),
         "cmp eax, {again}",
         "jne 2f",
-        "fninit",
-        "fldcw [rsp + 4]",
-        "ldmxcsr [rsp]",
+        clear_registers!(),
+        // The body's callers do not count on these, but what ended the round left its own in them.
+        "xor r12d, r12d",
+        "xor r13d, r13d",
+        "xor r14d, r14d",
+        "xor r15d, r15d",
         "cld",
         "mov rdi, [rbx + {argument}]",
         "call [rbx + {body}]",
         "mov rdi, rbx",
         "jmp {finish}",
         "2:",
+        clear_registers!(),
         continue_state!(),
         stack_pointer = const offset_of!(Crossing, stack_pointer),
         mask = const offset_of!(Crossing, mask),
+        has_xsave = const offset_of!(Crossing, has_xsave),
+        empty = sym EMPTY,
         engine_stack = const offset_of!(Crossing, engine_stack),
         end = const offset_of!(Crossing, end),
         argument = const offset_of!(Crossing, argument),
@@ -164,15 +225,23 @@ pub(crate) unsafe extern "C" fn snapshot_crossing(
         "xor ebp, ebp",
         "call [rdi + {begin}]",
         leave_engine!(),
+        clear_registers!(),
         continue_state!(),
         "2:",
         "mov eax, -1",
         "ret",
         stack_pointer = const offset_of!(Crossing, stack_pointer),
         mask = const offset_of!(Crossing, mask),
+        has_xsave = const offset_of!(Crossing, has_xsave),
+        empty = sym EMPTY,
         engine_stack = const offset_of!(Crossing, engine_stack),
         begin = const offset_of!(Crossing, begin),
     )
+}
+
+/// Whether the kernel lets programs use `xrstor`; every processor of the last ten years has it.
+pub(crate) fn has_xsave() -> bool {
+    std::arch::is_x86_feature_detected!("xsave")
 }
 
 /// Machine code that jumps to `target` from anywhere: `movabs rax, target; jmp rax`. For the first bytes of a function

@@ -13,7 +13,7 @@ use orrery_sys::timers::{self, PosixTimers};
 
 use super::owner::{Inner, ProcessState, Sources};
 use super::{ALTERNATE_STACK, CLAIM, ENGINE, Engine, Limits, STACK, arena, begin_run, current, end_run};
-use crate::arch::Crossing;
+use crate::arch::{self, Crossing};
 use crate::error::{Error, Result};
 use crate::rollback::stack_address;
 use crate::rseq_areas::{self, RseqAreas};
@@ -90,6 +90,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
                 stack_pointer: 0,
                 engine_stack: stack.end,
                 mask: 0,
+                has_xsave: arch::has_xsave().into(),
                 begin: unset,
                 body: nothing,
                 argument: std::ptr::null_mut(),

@@ -91,6 +91,7 @@ orrery_testing::cases![
     helpers::without_userfaultfd_it_compares,
     helpers::without_perf_it_reads_the_layout,
     rounds::rounds_begin_alike,
+    rounds::registers_hold_nothing_of_the_round_before,
     rounds::rounds_end_in_every_way,
     rounds::runs_leave_nothing_behind,
 ];

@@ -61,6 +61,90 @@ pub(crate) fn rounds_end_in_every_way() {
     assert_eq!(orrery_sys::signals::action(orrery_rollback::CONTROL_SIGNAL).unwrap().handler, libc::SIG_DFL);
 }
 
+/// Registers that compiled code hardly uses: the upper half of those that all processors have, and those of AVX-512.
+#[repr(C, align(64))]
+struct Vectors {
+    sse: [u128; 8],
+    avx512: [[u64; 8]; 16],
+}
+
+impl Vectors {
+    fn read() -> Self {
+        let mut all = Self { sse: [0; 8], avx512: [[0; 8]; 16] };
+        // SAFETY: writes the 128 bytes.
+        unsafe {
+            std::arch::asm!(
+                "movdqa [{0}], xmm8", "movdqa [{0} + 16], xmm9", "movdqa [{0} + 32], xmm10", "movdqa [{0} + 48], xmm11",
+                "movdqa [{0} + 64], xmm12", "movdqa [{0} + 80], xmm13", "movdqa [{0} + 96], xmm14", "movdqa [{0} + 112], xmm15",
+                in(reg) &raw mut all.sse, options(nostack),
+            );
+        }
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: writes the 1,024 bytes; the processor has the registers.
+            unsafe {
+                std::arch::asm!(
+                    "vmovdqu64 [{0}], zmm16", "vmovdqu64 [{0} + 64], zmm17", "vmovdqu64 [{0} + 960], zmm31",
+                    in(reg) &raw mut all.avx512, options(nostack),
+                );
+            }
+        }
+        all
+    }
+
+    /// Puts ones into them.
+    fn fill() {
+        // SAFETY: changes registers that it names.
+        unsafe {
+            std::arch::asm!(
+                "pcmpeqd xmm8, xmm8", "movdqa xmm9, xmm8", "movdqa xmm10, xmm8", "movdqa xmm11, xmm8", "movdqa xmm12, xmm8",
+                "movdqa xmm13, xmm8", "movdqa xmm14, xmm8", "movdqa xmm15, xmm8",
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _, out("xmm12") _, out("xmm13") _, out("xmm14") _,
+                out("xmm15") _, options(nomem, nostack),
+            );
+        }
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: changes registers that code compiled for every x86-64 does not use.
+            unsafe {
+                std::arch::asm!(
+                    "vpternlogd zmm16, zmm16, zmm16, 0xff",
+                    "vmovdqa64 zmm17, zmm16",
+                    "vmovdqa64 zmm31, zmm16",
+                    options(nomem, nostack),
+                );
+            }
+        }
+    }
+
+    fn are_clear(&self) -> bool {
+        self.sse == [0; 8] && self.avx512 == [[0; 8]; 16]
+    }
+}
+
+pub(crate) fn registers_hold_nothing_of_the_round_before() {
+    let rounds = KeptBuffer::with_capacity(100).unwrap();
+    let outcome = rollback().repeat(|_| {
+        let found = Vectors::read();
+        rounds.push(&[u8::from(found.are_clear())]).unwrap();
+        match rounds.bytes().len() {
+            1 | 2 => {
+                Vectors::fill();
+                abandon(1)
+            }
+            3 => Vectors::fill(),
+            _ => return std::ops::ControlFlow::Break(()),
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    assert_eq!(outcome, Ok(Outcome::Returned));
+    assert_eq!(rounds.bytes()[1..], [1, 1, 1]);
+    Vectors::fill();
+    let once = rollback().run(|| {
+        Vectors::fill();
+        abandon(2)
+    });
+    assert_eq!((once, Vectors::read().are_clear()), (Ok(Outcome::Abandoned(2)), true));
+}
+
 /// What piles up if a rollback forgets something.
 #[derive(Debug, PartialEq)]
 struct Footprint {
