@@ -18,7 +18,8 @@ const ERRORS: &[(&[Sysno], &[i32])] = &[
     ),
     (&[Sysno::recvfrom, Sysno::recvmsg, Sysno::recvmmsg], &[ENOMEM, EAGAIN]),
     (&[Sysno::sendto, Sysno::sendmsg, Sysno::sendmmsg], &[ENOMEM, EAGAIN]),
-    (&[Sysno::accept, Sysno::accept4], &[EMFILE, ENOMEM, EAGAIN]),
+    // Not EAGAIN, which says that nobody is there, about a connection that poll(2) announces again at once.
+    (&[Sysno::accept, Sysno::accept4], &[EMFILE, ENOMEM]),
     (
         &[
             Sysno::socket,
