@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use pairs::{ONE_PAIR, Up, connect, get, missing};
 
 /// How many connections ask at the same time.
-const CLIENTS: u64 = 4;
+const CLIENTS: usize = 4;
 
 /// Sends a line for each line that it gets: how many it has got.
 const COUNT_GO: &str = r#"package main
@@ -145,7 +145,7 @@ fn serves_through_panic_and_hang(options: &[&str], service: &[&str], port: u16, 
     let network = format!("orrery-services-{}", std::process::id());
     let mut up = Up::start(&[&["--network", &network], options].concat(), service);
     up.expect("help");
-    let (ends, answers) = (AtomicBool::new(false), [(); CLIENTS as usize].map(|()| AtomicU64::new(0)));
+    let (ends, answers) = (AtomicBool::new(false), [(); CLIENTS].map(|()| AtomicU64::new(0)));
     let progress = |what: &str| {
         let before: Vec<u64> = answers.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let deadline = Instant::now() + Duration::from_secs(180);
