@@ -529,6 +529,9 @@ fn a_process_of_this_machine_is_checked() {
     assert_eq!((&report["survives"], &report["processes"]), (&Value::from(true), &Value::from(1)));
     let output = check(&[&pid]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 processes"), "{output:?}");
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let says = String::from_utf8_lossy(&output.stdout).contains("guests' processors lack");
+    assert_eq!(says, flags.contains(" ssse3 "), "{output:?}");
     child.kill().unwrap();
     child.wait().unwrap();
     let output = check(&[&pid]);

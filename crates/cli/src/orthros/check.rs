@@ -80,5 +80,12 @@ fn show(report: &Report, json: bool) -> Result<()> {
         }
         writeln!(out, "{}", table.trim_fmt())?;
     }
+    if !report.beyond_guests.is_empty() {
+        writeln!(
+            out,
+            "guests' processors lack {}: a program that needs one of these, and does not look, ends there with SIGILL",
+            report.beyond_guests.join(", ")
+        )?;
+    }
     Ok(())
 }

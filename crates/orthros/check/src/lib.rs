@@ -17,6 +17,7 @@ mod error;
 mod memory;
 mod peers;
 mod process;
+mod processor;
 mod report;
 mod sockets;
 
@@ -36,12 +37,14 @@ pub fn check(pid: i32) -> Result<Report> {
     process::check(&processes, &mut findings);
     process::check_sharing(&processes, &mut findings);
     memory::check(&processes, &mut findings);
+    processor::check(&processes, &mut findings);
     descriptors::check(&processes, &descriptors, &mut findings);
     let findings = findings.into_sorted();
     Ok(Report {
         pid,
         processes: processes.len(),
         descriptors: descriptors.len(),
+        beyond_guests: processor::beyond_guests(),
         survives: findings.iter().all(|finding| finding.verdict != Verdict::Refused),
         findings,
     })

@@ -55,6 +55,9 @@ pub struct Report {
     pub descriptors: usize,
     /// Whether all processes would be rebuilt.
     pub survives: bool,
+    /// Features of this machine's processor, as `/proc/cpuinfo` names them, that guests' processors lack; none in a guest.
+    #[serde(default)]
+    pub beyond_guests: Vec<String>,
     /// What would not be as before, the worst first.
     pub findings: Vec<Finding>,
 }

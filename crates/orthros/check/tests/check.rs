@@ -251,3 +251,50 @@ fn a_process_that_shares_memory_is_told() {
     assert_eq!(of_child("file descriptors"), Some(Verdict::Lost), "{findings:?}");
     assert_eq!(of_child("directories and umask"), None, "{findings:?}");
 }
+
+#[test]
+fn what_guests_processors_lack_is_told() {
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let report = check(i32::try_from(std::process::id()).unwrap()).unwrap();
+    for feature in ["ssse3", "aes", "avx2"] {
+        assert_eq!(
+            report.beyond_guests.iter().any(|one| one == feature),
+            flags.split_ascii_whitespace().any(|flag| flag == feature),
+            "{feature}: {:?}",
+            report.beyond_guests
+        );
+    }
+    if !flags.split_ascii_whitespace().any(|flag| flag == "sse4_2") {
+        orrery_testing::skipped!("this processor cannot run what is built for x86-64-v2");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    // GNU_PROPERTY_X86_ISA_1_NEEDED, which linkers make where they are asked to; some fail at that.
+    for (level, refused) in [(1, false), (2, true)] {
+        let program = directory.path().join(format!("level-{level}"));
+        let source = format!(
+            "#include <unistd.h>\n\
+             __asm__(\".section .note.gnu.property, \\\"a\\\"\\n.p2align 3\\n.long 4, 16, 5\\n.asciz \\\"GNU\\\"\\n\"\n\
+             \".long 0xc0008002, 4, {level}, 0\\n.previous\");\n\
+             int main(void) {{ return pause(); }}\n"
+        );
+        let mut compiler = Command::new("cc");
+        compiler.args(["-fcf-protection=none", "-x", "c", "-", "-o"]).arg(&program).stdin(Stdio::piped());
+        let mut compiler = compiler.spawn().unwrap();
+        compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+        assert!(compiler.wait().unwrap().success());
+        let mut child = Command::new(&program).spawn().unwrap();
+        let name = format!("code of {}", program.display());
+        let is_found = || of(child.id()).into_iter().find(|finding| finding.object == name);
+        // Until the loader has mapped all, the program itself is there.
+        let found = is_found();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(
+            found.as_ref().map(|finding| finding.verdict),
+            refused.then_some(Verdict::Refused),
+            "{found:?}"
+        );
+        assert!(found.is_none_or(|finding| finding.why.contains("x86-64-v2")));
+    }
+}
