@@ -21,6 +21,9 @@ use crate::thread_pool::{CallSource, ThreadPool};
 use orrery_sys::notify::Notification;
 use orrery_sys::seccomp::{Action, Filter};
 
+/// How long a thread waits before it asks again for a call that it could not receive.
+const SHORTAGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+
 /// Receives calls, has them decided and performed, and answers them.
 #[derive(Debug)]
 pub(crate) struct Monitor {
@@ -41,7 +44,12 @@ impl CallSource for Arc<Monitor> {
             }
             Err(Errno::INTR) => true,
             // The caller was gone before it could be reported, or none is left.
-            Err(_) => !self.state.is_over(),
+            Err(Errno::NOENT) => !self.state.is_over(),
+            // Short of memory, say: the call still waits, and would be announced again at once.
+            Err(_) => {
+                std::thread::sleep(SHORTAGE_PAUSE);
+                !self.state.is_over()
+            }
         }
     }
 
