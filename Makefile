@@ -148,6 +148,8 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_WHOLE=1 scripts/bounded 60m $(MAKE) --no-print-directory -C passes/cls test BUILD='$(abspath $(TARGET))/debug/cls' LLVM='$(CLS_LLVMS)'
 	ORRERY_CASES=200 ORRERY_WHOLE=1 scripts/bounded 40m \
 	    $(CARGO) test --locked -p orrery-orc-instance --test sqlite --test known
+	$(CARGO) build --locked -p orrery-capi
+	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-capi --test suites -- --nocapture
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
 	scripts/bounded 20m $(CARGO) test --locked -p orrery-hijack --test stacks

@@ -1,0 +1,167 @@
+//! Known libraries, built by `orrery-cc` from the sources of Debian's packages: their own tests pass in instances.
+//!
+//! With `ORRERY_WHOLE` (`make soak`): the sources are fetched, and OpenSSL's take minutes to build.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A library, and its tests.
+struct Known {
+    /// Debian's source package.
+    package: &'static str,
+    /// What a shell does in the directory of the sources before the tests are built, with the driver as `$CC`.
+    prepare: &'static str,
+    /// The programs of its tests, each with a `main` that becomes `suite_main`.
+    suites: &'static [Suite],
+}
+
+struct Suite {
+    name: &'static str,
+    /// What the driver is given besides: sources, options, static libraries.
+    build: &'static str,
+    /// In how many instances it runs, one after the other.
+    counts: &'static [u32],
+}
+
+const ZLIB: &str = "-DHAVE_UNISTD_H -D_LARGEFILE64_SOURCE=1 -I. adler32.c crc32.c deflate.c infback.c inffast.c inflate.c inftrees.c trees.c \
+                    zutil.c compress.c uncompr.c gzclose.c gzlib.c gzread.c gzwrite.c";
+const OPENSSL: &str =
+    "-I. -Iinclude -Iapps/include -Itest test/testutil/*.c apps/lib/opt.c libssl.a libcrypto.a";
+const ALL: &[u32] = &[1, 2, 1000];
+/// Of libraries with pthread_key_create(3): a process has 1,024 keys, of which an instance of libcrypto has six.
+const KEYS: &[u32] = &[1, 2, 100];
+/// Of tests that take a second and more.
+const FEW: &[u32] = &[1, 2, 20];
+
+/// OpenSSL's test of this name; what it names beside the library is the same for all.
+const fn openssl(name: &'static str, counts: &'static [u32]) -> Suite {
+    Suite { name, build: OPENSSL, counts }
+}
+
+const KNOWN: &[Known] = &[
+    Known {
+        package: "zlib",
+        prepare: ":",
+        suites: &[
+            Suite { name: "example", build: ZLIB, counts: ALL },
+            Suite { name: "infcover", build: ZLIB, counts: ALL },
+        ],
+    },
+    Known {
+        package: "expat",
+        prepare: "cd expat && cmake -S . -B b -DEXPAT_SHARED_LIBS=OFF -DEXPAT_BUILD_TESTS=OFF -DEXPAT_BUILD_TOOLS=OFF \
+                  -DEXPAT_BUILD_EXAMPLES=OFF -DEXPAT_BUILD_DOCS=OFF && cmake --build b",
+        suites: &[Suite {
+            name: "runtests",
+            build: "-DXML_TESTING -DHAVE_EXPAT_CONFIG_H -Iexpat/b -Iexpat/lib expat/tests/chardata.c expat/tests/structdata.c \
+                    expat/tests/minicheck.c expat/tests/memcheck.c expat/lib/xmlparse.c expat/lib/xmlrole.c expat/lib/xmltok.c",
+            counts: ALL,
+        }],
+    },
+    Known {
+        package: "libxml2",
+        prepare: "CFLAGS='-O2 -fPIC' ./configure --disable-shared --enable-static --without-python --without-lzma --without-zlib \
+                  --without-icu && make -j2 libxml2.la",
+        suites: &[Suite {
+            name: "testapi",
+            build: "-I. -Iinclude .libs/libxml2.a -lm -lpthread",
+            counts: FEW,
+        }],
+    },
+    Known {
+        package: "openssl",
+        // Assembly names a variable of the library (OPENSSL_ia32cap_P), which the pass refuses to move.
+        prepare: "./Configure linux-x86_64-clang no-shared no-asm no-module no-dso && make -j2 build_generated libcrypto.a libssl.a",
+        suites: &[
+            openssl("sha_test", KEYS),
+            openssl("hmactest", KEYS),
+            openssl("aesgcmtest", KEYS),
+            openssl("asn1_encode_test", KEYS),
+            openssl("pkcs7_test", KEYS),
+            openssl("rand_test", KEYS),
+            openssl("stack_test", KEYS),
+            openssl("x509_time_test", KEYS),
+            openssl("evp_kdf_test", FEW),
+            openssl("property_test", FEW),
+            openssl("rsa_test", FEW),
+            openssl("dhtest", FEW),
+            openssl("sm4_internal_test", FEW),
+        ],
+    },
+];
+
+#[test]
+fn tests_of_known_libraries_pass_in_instances() {
+    if std::env::var_os("ORRERY_WHOLE").is_none() {
+        orrery_testing::skipped!("the sources of known libraries are not fetched without ORRERY_WHOLE=1");
+        return;
+    }
+    let Some(pass) = orrery_testing::cls::pass() else { return };
+    if ["apt-get", "cmake", "perl"].iter().any(|tool| !orrery_testing::is_there(tool)) {
+        return;
+    }
+    let sources = orrery_testing::target_directory().join("libraries");
+    let names = KNOWN.iter().map(|known| known.package);
+    let script = orrery_testing::root().join("scripts/debian-source");
+    run(Command::new(script).arg(&sources).args(names));
+    let directory = tempfile::tempdir().unwrap();
+    let runner = runner(directory.path());
+    let mut failed = Vec::new();
+    for known in KNOWN {
+        let source = sources.join(known.package);
+        shell(&pass, &source, known.prepare);
+        for suite in known.suites {
+            let library = directory.path().join(format!("{}.so", suite.name));
+            let main = format!(
+                "main=$(find . -name {}.c | head -n 1) && $CC -O2 -w -fPIC -shared -Wl,-z,defs -Dmain=suite_main $main {} -o {} -lpthread",
+                suite.name,
+                suite.build,
+                library.display()
+            );
+            shell(&pass, &source, &main);
+            for count in suite.counts {
+                let mut command = Command::new("timeout");
+                command.arg("1200").arg(&runner).arg(&library).arg(count.to_string()).current_dir(&source);
+                let output = command.output().unwrap();
+                let errors = String::from_utf8_lossy(&output.stderr);
+                let end = errors.lines().last().unwrap_or_default();
+                println!("{} {} in {count}: {}, {end}", known.package, suite.name, output.status);
+                if !output.status.success() || !errors.contains(&format!("{count} instances, 0 failed")) {
+                    failed.push(format!(
+                        "{} {} in {count}: {}\n{errors}",
+                        known.package, suite.name, output.status
+                    ));
+                }
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Builds the program that runs a test in instances.
+fn runner(directory: &Path) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let program = directory.join("suite");
+    let mut command = Command::new("cc");
+    command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-I"]).arg(sources.join("../../include"));
+    command.arg(sources.join("tests/instance/suite.c")).arg(format!("-Wl,-rpath,{}", libraries.display()));
+    run(command.arg("-L").arg(&libraries).args(["-lorrery", "-o"]).arg(&program));
+    program
+}
+
+/// Has a shell do something in the directory of a library, with the driver as its compiler.
+fn shell(pass: &Path, directory: &Path, script: &str) {
+    let mut command = Command::new("sh");
+    command.args(["-euc", script]).current_dir(directory).env("CC", pass.join("bin/orrery-cc"));
+    run(command.env("ORRERY_CLS_LIB", pass.join("lib")).env_remove("MAKEFLAGS").env_remove("MAKELEVEL"));
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
+    let end: String = text.chars().rev().take(4000).collect::<Vec<_>>().into_iter().rev().collect();
+    assert!(output.status.success(), "{command:?}: {}\n{end}", output.status);
+}
