@@ -4,8 +4,9 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, Object as _, ObjectSegment as _};
 use proptest::prelude::*;
 
+use crate::packet::packets;
 use crate::synthetic::{CODE, DATA, DIRECT, HUGE, Machine, Maker, SIZE, sockets::READ, walk_all};
-use crate::{ControlGroup, Entry, FileKind, IdKind, Layout, Leaf, PageOwner, State};
+use crate::{ControlGroup, Entry, FileKind, IdKind, Layout, Leaf, Object, PageOwner, State};
 
 #[test]
 fn processes_are_found_with_their_names_numbers_and_owners() {
@@ -190,48 +191,49 @@ fn what_waits_in_sockets_is_found() {
     assert_eq!((datagram.source.to_string().as_str(), &*datagram.bytes), ("10.0.0.1:53", &b"datagram"[..]));
 }
 
-#[test]
-fn packets_that_hang_on_themselves_are_refused() {
+/// Reads the TCP connection of a machine of which one word was changed: where and to what, by its socket.
+fn connection_with(
+    changed: impl FnOnce(Object<'_>) -> (u64, u64),
+) -> Result<crate::TcpConnection, crate::Error> {
+    let connection =
+        |kernel: &crate::Kernel| kernel.process(7).unwrap().descriptors().found[2].file.tcp_connection();
     let mut machine = Machine::with_sockets();
     let kernel = machine.kernel();
-    let file = kernel.process(7).unwrap().descriptors().found[2].file;
-    let sock = file.sock().unwrap();
-    let packet = crate::packet::packets(sock, "sk_write_queue").unwrap()[0];
-    let shared = packet.u64("head").unwrap() + packet.u64("end").unwrap();
-    let further = kernel.object("skb_shared_info", shared).unwrap().u64("frag_list").unwrap();
-    poke(&mut machine, further, further);
-    let kernel = machine.kernel();
-    let file = kernel.process(7).unwrap().descriptors().found[2].file;
-    let error = file.tcp_connection().unwrap_err().to_string();
+    assert!(connection(&kernel).is_ok());
+    let (place, value) = changed(kernel.process(7).unwrap().descriptors().found[2].file.sock().unwrap());
+    poke(&mut machine, place, value);
+    connection(&machine.kernel())
+}
+
+#[test]
+fn packets_that_hang_on_themselves_are_refused() {
+    let error = connection_with(|sock| {
+        let packet = packets(sock, "sk_write_queue").unwrap()[0];
+        let shared = packet.u64("head").unwrap() + packet.u64("end").unwrap();
+        let shared = sock.kernel().object("skb_shared_info", shared).unwrap();
+        let further = shared.u64("frag_list").unwrap();
+        (further, further)
+    });
+    let error = error.unwrap_err().to_string();
     assert!(error.contains("it hangs on itself"), "{error}");
 }
 
 #[test]
 fn what_a_packet_cannot_give_is_not_taken_from_where_another_may_have_been_cut() {
-    let mut machine = Machine::with_sockets();
-    let kernel = machine.kernel();
-    let file = kernel.process(7).unwrap().descriptors().found[2].file;
-    let sock = file.sock().unwrap();
-    let packet = crate::packet::packets(sock, "sk_write_queue").unwrap()[0];
-    let place = packet.address_of("head").unwrap();
-    poke(&mut machine, place, 0x1234);
-    let kernel = machine.kernel();
-    let file = kernel.process(7).unwrap().descriptors().found[2].file;
-    assert!(file.tcp_connection().is_err());
+    let read = connection_with(|sock| {
+        (packets(sock, "sk_write_queue").unwrap()[0].address_of("head").unwrap(), 0x1234)
+    });
+    assert!(read.is_err());
 }
 
 #[test]
 fn a_queue_takes_no_more_memory_than_its_packets() {
-    let mut machine = Machine::with_sockets();
-    let kernel = machine.kernel();
-    let file = kernel.process(7).unwrap().descriptors().found[2].file;
-    let tcp = kernel.object("tcp_sock", file.sock().unwrap().address()).unwrap();
-    let place = tcp.address_of("write_seq").unwrap();
-    let una = tcp.u64("snd_una").unwrap();
-    poke(&mut machine, place, una << 32 | (una + (1 << 29)));
-    let kernel = machine.kernel();
-    let file = kernel.process(7).unwrap().descriptors().found[2].file;
-    let error = file.tcp_connection().unwrap_err().to_string();
+    let error = connection_with(|sock| {
+        let tcp = sock.kernel().object("tcp_sock", sock.address()).unwrap();
+        let una = tcp.u64("snd_una").unwrap();
+        (tcp.address_of("write_seq").unwrap(), una << 32 | (una + (1 << 29)))
+    });
+    let error = error.unwrap_err().to_string();
     assert!(error.contains("16777222 bytes that were behind its first 9 are not there"), "{error}");
 }
 
