@@ -30,6 +30,16 @@ pub(super) fn request_socket() -> RawFd {
         .unwrap()
 }
 
+/// Asks for so many twins over a socket, and returns our ends of their answer sockets, which keep them.
+pub(super) fn ask_for_twins(socket: RawFd, count: usize) -> Vec<OwnedFd> {
+    let ask = |_| {
+        let (ours, theirs) = pair();
+        send(socket, TWIN, &[theirs.as_raw_fd()]);
+        ours
+    };
+    (0..count).map(ask).collect()
+}
+
 pub(super) fn pair() -> (OwnedFd, OwnedFd) {
     let flags = rustix::net::SocketFlags::CLOEXEC;
     rustix::net::socketpair(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, flags, None)
@@ -351,13 +361,7 @@ pub(super) fn a_crowd_of_twins_leaves_room_for_others() {
             drop(say_over);
             let socket = request_socket();
             become_user(65_534);
-            let kept: Vec<_> = (0..40)
-                .map(|_| {
-                    let (ours, theirs) = pair();
-                    send(socket, TWIN, &[theirs.as_raw_fd()]);
-                    ours
-                })
-                .collect();
+            let kept = ask_for_twins(socket, 40);
             drop(say_ready);
             let _ = (&over).read(&mut [0]);
             drop(kept);

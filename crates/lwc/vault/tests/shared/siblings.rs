@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::net::sockopt;
 
-use super::hostile::{TWIN, as_worker, pair, request_socket, send};
+use super::hostile::{TWIN, as_worker, ask_for_twins, pair, request_socket, send};
 use super::*;
 
 /// What the kernel calls the sockets for messages that this process has.
@@ -135,13 +135,7 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
                 // SAFETY: as above.
                 if unsafe { libc::fork() } == 0 {
                     let socket = request_socket();
-                    let kept: Vec<_> = (0..50)
-                        .map(|_| {
-                            let (ours, theirs) = pair();
-                            send(socket, TWIN, &[theirs.as_raw_fd()]);
-                            ours
-                        })
-                        .collect();
+                    let kept = ask_for_twins(socket, 50);
                     drop(say_ready);
                     let _ = (&over).read(&mut [0]);
                     drop(kept);
