@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use orrery_domain::{Channel, Moment, Partner, Side};
 use orrery_memory::area::{DeltaRef, Mirror, View};
+use orrery_sys::generation;
 
 use crate::arguments::ARGUMENTS;
 use crate::check::CheckLog;
@@ -71,7 +72,7 @@ impl Program {
             Err(error) => give_up(|| self.control.note_queue(&error.to_string())),
         };
         let inside: &'static Inside = Box::leak(Box::new(Inside {
-            pid: rustix::process::getpid(),
+            generation: generation(),
             name: self.name.clone(),
             channel: Arc::clone(&self.channel),
             control: Arc::clone(&self.control),

@@ -91,8 +91,8 @@ impl Task<'_> {
 
 /// What an orbit has at hand for its tasks.
 pub(crate) struct Inside {
-    /// The orbit's process, not one that a task forked.
-    pub(crate) pid: rustix::process::Pid,
+    /// That of the orbit's process, which one that a task forked does not share.
+    pub(crate) generation: u64,
     pub(crate) name: String,
     pub(crate) channel: Arc<Channel>,
     pub(crate) control: Arc<ControlBlock>,
@@ -121,7 +121,7 @@ pub fn is_orbit() -> bool {
 
 /// Returns whether this process is an orbit, and no child that a task forked. Async-signal-safe.
 pub(crate) fn is_orbit_itself() -> bool {
-    inside().is_some_and(|inside| inside.pid == rustix::process::getpid())
+    inside().is_some_and(|inside| inside.generation == orrery_sys::generation())
 }
 
 /// Returns the name of the orbit that this process is.
