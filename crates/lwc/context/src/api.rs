@@ -187,9 +187,9 @@ impl Context {
     /// # Errors
     /// [`Error::NoContext`].
     pub fn passed(self) -> Result<Option<OwnedFd>> {
-        let state = held(self.fd)?;
+        let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        pass::passed(&state, slot)
+        pass::passed(&mut state, slot)
     }
 
     /// Lets the system call go on in which that context is stopped, with its own arguments. Returns when control comes

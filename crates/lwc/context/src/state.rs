@@ -142,6 +142,9 @@ pub(crate) struct State {
     kicks: Vec<Option<OwnedFd>>,
     /// Files that others have sent us with a mark ([`introduction::take_marked`]).
     pub(crate) marked_files: Vec<(Id, OwnedFd)>,
+    /// Files that others have passed, by these grants, and that the program has not taken
+    /// ([`introduction::take_passed`]); without one where there was no number for it.
+    pub(crate) passed_files: Vec<(usize, Option<OwnedFd>)>,
     serials: u32,
     /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
     pub(crate) had_listener: bool,
@@ -183,6 +186,7 @@ impl State {
             call_states: Vec::new(),
             kicks: Vec::new(),
             marked_files: Vec::new(),
+            passed_files: Vec::new(),
             serials: 0,
             had_listener: false,
             hears_program: true,
@@ -316,6 +320,7 @@ impl State {
         self.call_states.clear();
         self.kicks.clear();
         self.marked_files.clear();
+        self.passed_files.clear();
     }
 
     /// What is known of who waits where may be of another time, or another program.
@@ -326,7 +331,8 @@ impl State {
     /// The same where the descriptors are another context's.
     pub(crate) fn leave_kicks(&mut self) {
         let marked_files = self.marked_files.drain(..).map(|(_, file)| file);
-        for left in self.kicks.drain(..).flatten().chain(marked_files) {
+        let passed_files = self.passed_files.drain(..).filter_map(|(_, file)| file);
+        for left in self.kicks.drain(..).flatten().chain(marked_files).chain(passed_files) {
             let _ = left.into_raw_fd();
         }
     }
@@ -453,6 +459,7 @@ impl State {
         if let Some(grant) = self.grants.get_mut(slot) {
             *grant = None;
         }
+        self.passed_files.retain(|(grant, _)| *grant != slot);
         if let Some(lifetime) = self.lifetime {
             lifetime.forget(slot);
         }
@@ -502,6 +509,7 @@ impl State {
             .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
             .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
             .chain(self.marked_files.iter().map(|(_, file)| file.as_raw_fd()))
+            .chain(self.passed_files.iter().filter_map(|(_, file)| Some(file.as_ref()?.as_raw_fd())))
             .chain(self.rendezvous.iter().flat_map(Rendezvous::numbers))
             .chain(self.connector.iter().map(AsRawFd::as_raw_fd))
             .chain(self.table.iter().flat_map(SharedTable::members).map(AsRawFd::as_raw_fd))

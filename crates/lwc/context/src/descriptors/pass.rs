@@ -4,8 +4,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::error::{Error, Result};
-use crate::peers::socket;
 use crate::peers::socket::is_hung_up;
+use crate::peers::{introduction, socket};
 use crate::state::State;
 
 /// Sends a descriptor to a peer.
@@ -25,11 +25,7 @@ pub(crate) fn pass(state: &State, slot: usize, descriptor: BorrowedFd<'_>) -> Re
 }
 
 /// Takes what a peer has sent, over the grant by which it reaches us.
-pub(crate) fn passed(state: &State, slot: usize) -> Result<Option<OwnedFd>> {
+pub(crate) fn passed(state: &mut State, slot: usize) -> Result<Option<OwnedFd>> {
     let through = state.peer(slot)?.through;
-    let grant = through.and_then(|grant| state.grants.get(grant)?.as_ref());
-    Ok(grant.and_then(|grant| {
-        let mut word = [0; 8];
-        socket::receive_on(&grant.socket, &mut word)?.into_iter().next()
-    }))
+    Ok(through.and_then(|grant| introduction::take_passed(state, grant)))
 }

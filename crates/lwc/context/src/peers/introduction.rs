@@ -14,7 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::error::{Error, Result};
 use crate::id::Id;
-use crate::peers::socket::{is_hung_up, pair, receive_on, send};
+use crate::peers::socket::{NO_WORDS, is_hung_up, pair, receive_counted, send};
 use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::MAX_CONTEXTS;
@@ -56,34 +56,62 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     Ok(true)
 }
 
-/// Accepts what introductions there are. What makes no sense is dropped.
+/// Accepts what introductions there are, and keeps the files that came, too. What makes no sense is dropped.
 pub(crate) fn accept_all(state: &mut State) {
     for grant in 0..state.grants.len() {
-        while let Some((words, mark, fds)) = receive(state, grant) {
-            let mut fds = fds.into_iter();
-            let (link, theirs, pidfd) = match (fds.next(), fds.next(), fds.next()) {
-                (Some(link), Some(theirs), Some(pidfd)) => (link, theirs, pidfd),
-                (Some(file), None, None) => {
-                    store_marked(state, mark, file);
-                    continue;
-                }
-                _ => continue,
-            };
-            let (context_slot, id, link_id) = words;
-            if let Ok(link) = Link::accept(link.as_fd(), link_id)
-                && (context_slot.0 as usize) < MAX_CONTEXTS
-            {
-                let _ = state.add_peer(
-                    theirs,
-                    id,
-                    descriptors::raise(pidfd),
-                    context_slot,
-                    Some(link),
-                    Some(grant),
-                );
+        while let Some(message) = receive(state, grant) {
+            if let Some(Passed(file)) = take_in(state, grant, message) {
+                store_passed(state, grant, file);
             }
         }
     }
+}
+
+/// A file that was passed without a mark; none where there was no number for it.
+struct Passed(Option<OwnedFd>);
+
+/// Does what a message asks for, but for a file that was passed.
+fn take_in(state: &mut State, grant: usize, message: Message) -> Option<Passed> {
+    let mut fds = message.fds.into_iter();
+    let (link, theirs, pidfd) = match (fds.next(), fds.next(), fds.next()) {
+        (Some(link), Some(theirs), Some(pidfd)) => (link, theirs, pidfd),
+        (file, None, None) if message.has_no_words => return Some(Passed(file)),
+        (Some(file), None, None) => {
+            store_marked(state, message.mark, file);
+            return None;
+        }
+        _ => return None,
+    };
+    if let Ok(link) = Link::accept(link.as_fd(), message.link)
+        && (message.context_slot.0 as usize) < MAX_CONTEXTS
+    {
+        let pidfd = descriptors::raise(pidfd);
+        let _ = state.add_peer(theirs, message.id, pidfd, message.context_slot, Some(link), Some(grant));
+    }
+    None
+}
+
+/// How many files are kept of one grant that were passed over it and are not taken yet; more are dropped.
+const MAX_PASSED_FILES: usize = 64;
+
+fn store_passed(state: &mut State, grant: usize, file: Option<OwnedFd>) {
+    if state.passed_files.iter().filter(|(other, _)| *other == grant).count() < MAX_PASSED_FILES {
+        state.passed_files.push((grant, file.map(descriptors::raise)));
+    }
+}
+
+/// The next file that was passed over a grant, by the lowest number that is free.
+pub(crate) fn take_passed(state: &mut State, grant: usize) -> Option<OwnedFd> {
+    if let Some(index) = state.passed_files.iter().position(|(other, _)| *other == grant) {
+        let file = state.passed_files.remove(index).1?;
+        return Some(rustix::io::fcntl_dupfd_cloexec(&file, 0).unwrap_or(file));
+    }
+    while let Some(message) = receive(state, grant) {
+        if let Some(Passed(file)) = take_in(state, grant, message) {
+            return file;
+        }
+    }
+    None
 }
 
 /// How many files are kept that were sent with a mark, and are yet to be asked about.
@@ -108,15 +136,32 @@ pub(crate) fn take_marked(state: &mut State, mark: Id) -> Option<OwnedFd> {
     Some(state.marked_files.swap_remove(index).1)
 }
 
-/// What an introduction says: slot and generation, the descriptor's id, the link's.
-type Words = ((u32, u32), Id, Id);
+/// A message that came over a grant.
+struct Message {
+    /// It came with a file alone ([`socket::send_file`](super::socket::send_file)).
+    has_no_words: bool,
+    /// What a file that was sent with a mark is known by.
+    mark: Id,
+    /// What an introduction says: slot and generation, the descriptor's id, the link's.
+    context_slot: (u32, u32),
+    id: Id,
+    link: Id,
+    fds: Vec<OwnedFd>,
+}
 
-/// One message of a grant; with the mark that it has where it is no introduction.
-fn receive(state: &State, grant: usize) -> Option<(Words, Id, Vec<OwnedFd>)> {
+fn receive(state: &State, grant: usize) -> Option<Message> {
     let socket = &state.grants.get(grant)?.as_ref()?.socket;
     let mut words = [0; 40];
-    let fds = receive_on(socket, &mut words)?;
+    let (length, fds) = receive_counted(socket, &mut words)?;
     let word = |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
     let id = |at: usize| words[at..].first_chunk().map_or(Id::NONE, |bytes| Id(*bytes));
-    Some((((word(0), word(4)), id(8), id(24)), id(0), fds))
+    let has_no_words = words[..length] == NO_WORDS;
+    Some(Message {
+        has_no_words,
+        mark: id(0),
+        context_slot: (word(0), word(4)),
+        id: id(8),
+        link: id(24),
+        fds,
+    })
 }

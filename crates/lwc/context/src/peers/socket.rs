@@ -34,6 +34,11 @@ pub(crate) fn own_pidfd() -> Result<OwnedFd> {
 
 /// One message with descriptors, if there is one.
 pub(crate) fn receive_on(socket: &OwnedFd, words: &mut [u8]) -> Option<Vec<OwnedFd>> {
+    receive_counted(socket, words).map(|(_, fds)| fds)
+}
+
+/// The same, with the length of its words.
+pub(crate) fn receive_counted(socket: &OwnedFd, words: &mut [u8]) -> Option<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -47,8 +52,11 @@ pub(crate) fn receive_on(socket: &OwnedFd, words: &mut [u8]) -> Option<Vec<Owned
         .flatten()
         .collect();
     // The end of the stream looks like an empty message.
-    (received.bytes != 0).then_some(fds)
+    (received.bytes != 0).then_some((received.bytes, fds))
 }
+
+/// The words of a message by which one descriptor is sent without any.
+pub(crate) const NO_WORDS: [u8; 1] = [1];
 
 /// Sends one descriptor.
 pub(crate) fn send_file(socket: &OwnedFd, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
@@ -57,7 +65,7 @@ pub(crate) fn send_file(socket: &OwnedFd, file: BorrowedFd<'_>) -> rustix::io::R
 
 /// Sends at most three descriptors. Neither allocates nor touches thread-local storage.
 pub(crate) fn send_files(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    send(socket, &[1], fds)
+    send(socket, &NO_WORDS, fds)
 }
 
 /// Sends `words` with at most three descriptors.

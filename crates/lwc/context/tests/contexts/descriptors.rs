@@ -1,6 +1,6 @@
 //! What a new context has of its creator: descriptors.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, RawFd};
 
 use orrery_context::{Context, Error, Rights, Spec, create};
 use rustix::fs::{Mode, OFlags};
@@ -289,4 +289,54 @@ pub(crate) fn descriptors_are_overlaid() {
     assert!(matches!(overlay(99_999), Err(Error::System(_))));
     other.restrict_to(&Rights::none().descriptors(0, 2)).unwrap();
     assert!(matches!(overlay(there), Err(Error::Denied { .. })));
+}
+
+/// Without a word, answers the first byte of the file that its caller passed, or 0 without one.
+fn reader() -> impl FnOnce(orrery_context::Start) -> std::convert::Infallible {
+    |start| {
+        let mut arrival = start.arrival;
+        loop {
+            let mut byte = [0];
+            if arrival.word == 0
+                && let Some(file) = arrival.caller.passed().unwrap()
+            {
+                assert_eq!(rustix::io::pread(&file, &mut byte, 0).unwrap(), 1);
+                assert!(file.as_raw_fd() < 700, "it has the lowest number that is free");
+            }
+            arrival = arrival.caller.switch(byte[0].into(), &[]).unwrap();
+        }
+    }
+}
+
+fn file_of(bytes: &[u8]) -> std::fs::File {
+    use std::io::Write;
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+pub(crate) fn a_descriptor_is_passed() {
+    let files = [file_of(b"a"), file_of(b"b")];
+    let other = create(&Spec::new(), reader()).unwrap();
+    assert_eq!(other.switch(0, &[]).unwrap().word, 0);
+    other.pass(files[0].as_fd()).unwrap();
+    other.pass(files[1].as_fd()).unwrap();
+    for answer in [b'a', b'b', 0] {
+        assert_eq!(other.switch(0, &[]).unwrap().word, u64::from(answer), "in order, each once");
+    }
+}
+
+/// A context that hears of a stranger looks at all that came over its name.
+pub(crate) fn a_passed_descriptor_waits_while_a_stranger_calls() {
+    let files = [file_of(b"a"), file_of(b"b")];
+    let other = create(&Spec::new(), reader()).unwrap();
+    assert_eq!(other.switch(0, &[]).unwrap().word, 0);
+    let known = other;
+    let stranger = create(&Spec::new(), server(move |word| known.switch(word, &[]).unwrap().word)).unwrap();
+    other.pass(files[0].as_fd()).unwrap();
+    other.pass(files[1].as_fd()).unwrap();
+    assert_eq!(stranger.switch(1, &[]).unwrap().word, 0);
+    for answer in [b'a', b'b', 0] {
+        assert_eq!(other.switch(0, &[]).unwrap().word, u64::from(answer));
+    }
 }

@@ -77,6 +77,8 @@ orrery_testing::cases![
     senseless_specifications_are_refused,
     descriptors_are_copies,
     descriptors_may_be_withheld,
+    a_descriptor_is_passed,
+    a_passed_descriptor_waits_while_a_stranger_calls,
     a_table_of_descriptors_is_shared,
     a_shared_table_is_left_in_order,
     a_shared_table_keeps_others_out,
