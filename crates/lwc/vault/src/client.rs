@@ -342,7 +342,8 @@ mod tests {
                     rustix::process::getpid(),
                     rustix::process::PidfdFlags::empty(),
                 );
-                message::answer(arrival.answer_to.as_ref(), Ok(&[]), &[memory.as_fd(), own.unwrap().as_fd()]);
+                let fds = [memory.as_fd(), own.as_ref().unwrap().as_fd()];
+                message::try_answer(arrival.answer_to.as_ref().unwrap(), Ok(&[]), &fds).unwrap();
                 drop(line);
             }
         }

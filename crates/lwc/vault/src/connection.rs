@@ -375,9 +375,14 @@ extern "C" fn after_fork_in_child() {
 
 /// Asks for a connection for a child that is about to be forked.
 fn ask_for_child(own: &Own, until: Moment) -> ForChild {
-    for _ in 0..TRIES {
+    let mut tries = 0;
+    while tries < TRIES {
         match try_for_child(own, until) {
-            Err(Failure::Gone) => {}
+            Err(Failure::Gone) => tries += 1,
+            // The keeper's user has too many descriptors in flight.
+            Err(Failure::Errno(Errno::TOOMANYREFS)) if !until.since(Moment::now()).is_zero() => {
+                std::thread::sleep(IN_FLIGHT_PAUSE)
+            }
             Err(failure) => return ForChild::None(failure),
             Ok(answer) => return answer,
         }

@@ -214,10 +214,15 @@ pub(super) fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<Arrival>,
 }
 
 /// Answers a request. Whoever does not take its answer at once gets none.
-pub(super) fn answer(to: Option<&OwnedFd>, answer: Answer<'_>, fds: &[BorrowedFd<'_>]) {
+pub(super) fn answer(to: Option<&OwnedFd>, answer: Answer<'_>) {
     if let Some(to) = to {
-        let _ = send(to.as_fd(), &encode_answer(answer), fds, false);
+        let _ = try_answer(to, answer, &[]);
     }
+}
+
+/// The same with descriptors. Where they cannot be sent, no answer is.
+pub(super) fn try_answer(to: &OwnedFd, answer: Answer<'_>, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    send(to.as_fd(), &encode_answer(answer), fds, false)
 }
 
 #[cfg(test)]
@@ -294,7 +299,7 @@ mod tests {
             arrival.from.unwrap(),
             (Some(rustix::process::getpid()), rustix::process::getuid().as_raw())
         );
-        answer(arrival.answer_to.as_ref(), Ok(b"yes"), &[]);
+        answer(arrival.answer_to.as_ref(), Ok(b"yes"));
         assert_eq!(decode_answer(&receive(hear.as_fd()).unwrap().0), Ok(&b"yes"[..]));
         drop(arrival.answer_to);
         assert!(receive(hear.as_fd()).unwrap().0.is_empty(), "the end of file");

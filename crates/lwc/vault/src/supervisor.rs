@@ -43,6 +43,8 @@ const OTHER_DESCRIPTORS: usize = 32;
 const SPARE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait where the kernel is short of memory or descriptors.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
+/// How long a twin waits where its user has too many descriptors in flight.
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(2);
 /// A spare that lives shorter than this is not replaced at once.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
@@ -53,7 +55,7 @@ pub(super) fn keep<K: VaultService>(socket: OwnedFd, keeper: &mut K) -> ! {
     let outcome = prepare(&socket, keeper.loads());
     // Whoever made this process waits for it to be closed.
     let greeting = outcome.as_ref().map(|prepared| [u8::from(prepared.locked)]);
-    message::answer(Some(&socket), greeting.as_ref().map(|byte| &byte[..]).map_err(|errno| **errno), &[]);
+    message::answer(Some(&socket), greeting.as_ref().map(|byte| &byte[..]).map_err(|errno| **errno));
     if let Ok(prepared) = outcome {
         let state = State {
             connections: Connections::new(socket, prepared.program_end),
@@ -264,7 +266,7 @@ impl State {
                     Role::Superfluous => exit(0),
                 }
                 length.map(|length| {
-                    message::answer(answer_to, Ok(&answer[..length.min(LOAD_ROOM)]), &[]);
+                    message::answer(answer_to, Ok(&answer[..length.min(LOAD_ROOM)]));
                 })
             }
             (Ok(Request::Twin), Some((client, user))) if self.may_ask(user) => {
@@ -277,7 +279,7 @@ impl State {
             (Err(errno), _) => Err(errno),
         };
         if let Err(errno) = done {
-            message::answer(answer_to, Err(errno), &[]);
+            message::answer(answer_to, Err(errno));
         }
     }
 
@@ -310,8 +312,8 @@ impl State {
             self.end_spare();
         }
         self.connections.add(peer);
-        message::answer(Some(answer_to), Ok(&[]), &[theirs.as_fd()]);
-        Ok(())
+        // Where it cannot be sent, it is closed, and the connection with it; the client is told why.
+        message::try_answer(answer_to, Ok(&[]), &[theirs.as_fd()])
     }
 
     fn make_spare(&mut self) -> Role {
@@ -365,8 +367,15 @@ impl State {
         // SAFETY: the process has one thread.
         match unsafe { libc::fork() } {
             0 => {
-                let Err(errno) = self.live_as_twin(keeper, client, answer_to);
-                message::answer(Some(answer_to), Err(errno), &[]);
+                // Whatever else the keeper has open is none of the twin's business; least of all the socket, whose end of
+                // file would never come.
+                match rustix::io::fcntl_dupfd_cloexec(answer_to, 3).and_then(only) {
+                    Ok(socket) => {
+                        let Err(errno) = live_as_twin(keeper, client, &socket);
+                        message::answer(Some(&socket), Err(errno));
+                    }
+                    Err(errno) => message::answer(Some(answer_to), Err(errno)),
+                }
                 exit(0)
             }
             number => {
@@ -379,39 +388,42 @@ impl State {
             }
         }
     }
+}
 
-    fn live_as_twin<K: VaultService>(
-        &mut self,
-        keeper: &mut K,
-        client: Option<Pid>,
-        answer_to: &OwnedFd,
-    ) -> Result<std::convert::Infallible, Errno> {
-        // Whatever else the keeper has open is none of the twin's business; least of all the socket, whose end of file
-        // would never come.
-        let socket = rustix::io::fcntl_dupfd_cloexec(answer_to, 3)?;
-        let socket = only(socket)?;
-        signals::block_all();
-        let (line, memory) = CallBuffer::make()?;
-        let buffers = (vec![0; ROOM], vec![0; ROOM]);
-        closed::lock_memory(false);
-        closed::drop_capabilities();
-        // A client without a number lives in another PID namespace: there is only the socket to tell of its death. One
-        // that is dead by now needs no twin.
-        let client = client.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
-        let heard = line.twin().heard();
-        let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(&socket).as_raw_fd(), line.mark())
-            .map_err(|_| Errno::NOMEM)?;
-        let source =
-            EventSource { fd: socket.as_raw_fd(), on_readable: leave, with: std::ptr::null(), on_idle: None };
-        // SAFETY: `leave` makes one system call and does not return.
-        unsafe { watcher.listen(source) };
-        watcher.start()?;
-        let own = myself()?;
-        message::answer(Some(&socket), Ok(&[]), &[memory.as_fd(), own.as_fd()]);
-        drop((memory, own));
-        closed::give_up();
-        Server { line, keeper, heard, buffers }.serve()
+/// Serves one client, until that closes the other end of `socket`, the only descriptor beside the standard ones.
+fn live_as_twin<K: VaultService>(
+    keeper: &mut K,
+    client: Option<Pid>,
+    socket: &OwnedFd,
+) -> Result<std::convert::Infallible, Errno> {
+    signals::block_all();
+    let (line, memory) = CallBuffer::make()?;
+    let buffers = (vec![0; ROOM], vec![0; ROOM]);
+    closed::lock_memory(false);
+    closed::drop_capabilities();
+    // A client without a number lives in another PID namespace: there is only the socket to tell of its death. One
+    // that is dead by now needs no twin.
+    let client = client.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
+    let heard = line.twin().heard();
+    let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(socket).as_raw_fd(), line.mark())
+        .map_err(|_| Errno::NOMEM)?;
+    let source =
+        EventSource { fd: socket.as_raw_fd(), on_readable: leave, with: std::ptr::null(), on_idle: None };
+    // SAFETY: `leave` makes one system call and does not return.
+    unsafe { watcher.listen(source) };
+    watcher.start()?;
+    let own = myself()?;
+    // Descriptors in flight are counted by user: others may not have taken yet what vaults of ours have sent them. The
+    // watcher ends a twin whose client does not wait any longer.
+    while let Err(errno) = message::try_answer(socket, Ok(&[]), &[memory.as_fd(), own.as_fd()]) {
+        if errno != Errno::TOOMANYREFS {
+            return Err(errno);
+        }
+        std::thread::sleep(IN_FLIGHT_PAUSE);
     }
+    drop((memory, own));
+    closed::give_up();
+    Server { line, keeper, heard, buffers }.serve()
 }
 
 /// What tells a spare to end.

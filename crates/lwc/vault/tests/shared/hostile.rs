@@ -31,10 +31,14 @@ pub(super) fn request_socket() -> RawFd {
 }
 
 /// Asks for so many twins over a socket, and returns our ends of their answer sockets, which keep them.
+///
+/// It takes the answers: descriptors in flight would count for the vault's user, and so for other cases.
 pub(super) fn ask_for_twins(socket: RawFd, count: usize) -> Vec<OwnedFd> {
     let ask = |_| {
         let (ours, theirs) = pair();
         send(socket, TWIN, &[theirs.as_raw_fd()]);
+        drop(theirs);
+        let _ = rustix::net::recv(&ours, &mut [0; 8], rustix::net::RecvFlags::empty());
         ours
     };
     (0..count).map(ask).collect()
@@ -75,7 +79,7 @@ pub(super) fn as_worker(attack: impl FnOnce(RawFd)) {
     assert!(in_child(|| {
         let socket = request_socket();
         if rustix::process::geteuid().is_root() {
-            become_user(65_534);
+            become_user(worker_user());
         }
         attack(socket);
         true
@@ -150,7 +154,7 @@ pub(super) fn no_datagram_ends_the_keeper() {
     assert_eq!(vault.load(b"+").unwrap(), b"+");
     assert!(in_child(|| {
         if rustix::process::geteuid().is_root() {
-            become_user(65_534);
+            become_user(worker_user());
         }
         // Where all are one user's, the worker may have something loaded.
         let answer = call(&vault, b"x").unwrap();
@@ -333,7 +337,7 @@ pub(super) fn memory_is_locked_or_that_it_is_not_is_known() {
 pub(super) fn an_ordinary_users_memory_that_is_not_locked_is_known() {
     assert!(in_child(|| {
         if rustix::process::geteuid().is_root() {
-            become_user(65_534);
+            become_user(worker_user());
         }
         let little = rustix::process::Rlimit { current: Some(65_536), maximum: Some(65_536) };
         rustix::process::setrlimit(rustix::process::Resource::Memlock, little).unwrap();
@@ -360,7 +364,7 @@ pub(super) fn a_crowd_of_twins_leaves_room_for_others() {
         if workers.len() < 4 {
             drop(say_over);
             let socket = request_socket();
-            become_user(65_534);
+            become_user(worker_user());
             let kept = ask_for_twins(socket, 40);
             drop(say_ready);
             let _ = (&over).read(&mut [0]);

@@ -9,6 +9,7 @@ mod hostile;
 mod siblings;
 
 use std::io::Read;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -117,7 +118,15 @@ fn tell(answer: &mut [u8], text: &str) -> usize {
 }
 
 fn vault() -> SharedVault {
+    worker_user();
     SharedVault::fork(Parrot::default()).unwrap()
+}
+
+/// The ordinary user of a case: the same in all its processes from the first call on, and no other case's, as the kernel
+/// bounds what all processes of a user have under way.
+fn worker_user() -> u32 {
+    static WORKER: OnceLock<u32> = OnceLock::new();
+    *WORKER.get_or_init(|| 100_000 + std::process::id())
 }
 
 fn call(vault: &SharedVault, request: &[u8]) -> Result<Vec<u8>, Error> {
@@ -341,11 +350,11 @@ fn other_users_may_call_but_not_load() {
     let vault = vault();
     vault.load(b"key").unwrap();
     assert!(in_child(|| {
-        become_user(65_534);
+        become_user(worker_user());
         call(&vault, b"x").unwrap() == b"keyx" && vault.load(b"more") == Err(Error::Errno(Errno::PERM))
     }));
     assert!(in_child(|| {
-        become_user(65_533);
+        become_user(worker_user() - 1);
         call(&vault, b"x") == Err(Error::Errno(Errno::PERM))
     }));
     assert_eq!(call(&vault, b"x").unwrap(), b"keyx");
@@ -361,13 +370,13 @@ fn nobody_reads_it() {
     let keeper = number(vault.load(b"pid").unwrap());
     // Of the same ordinary user, and of root's with the caller an ordinary one.
     assert!(in_child(|| {
-        become_user(65_534);
+        become_user(worker_user());
         let twin = number(call(&vault, b"pid").unwrap());
         let address = number_of_address(&call(&vault, b"address").unwrap());
         [keeper, twin].into_iter().all(|pid| is_closed(pid, address))
     }));
     assert!(in_child(|| {
-        become_user(65_534);
+        become_user(worker_user());
         let vault = SharedVault::fork(Parrot::default()).unwrap();
         vault.load(b"the secret").unwrap();
         let twin = number(call(&vault, b"pid").unwrap());
@@ -472,7 +481,7 @@ fn programs_that_are_no_vaults_are_noticed() {
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests: [(&str, fn()); 33] = [
+    let tests: [(&str, fn()); 34] = [
         ("calls_and_loads", calls_and_loads),
         ("errors_come_back", errors_come_back),
         ("forked_processes_have_twins", forked_processes_have_twins),
@@ -509,6 +518,10 @@ fn main() {
         ("a_socket_shut_down_by_a_worker_is_its_own", siblings::a_socket_shut_down_by_a_worker_is_its_own),
         ("options_that_a_worker_sets_are_its_own", siblings::options_that_a_worker_sets_are_its_own),
         ("descendants_of_a_worker_count_as_one", siblings::descendants_of_a_worker_count_as_one),
+        (
+            "a_twin_waits_where_too_many_descriptors_are_in_flight",
+            siblings::a_twin_waits_where_too_many_descriptors_are_in_flight,
+        ),
         ("a_worker_that_floods_stops_nobody", siblings::a_worker_that_floods_stops_nobody),
         ("crowds_that_fork_at_once_are_answered", siblings::crowds_that_fork_at_once_are_answered),
         ("connections_outlive_their_keeper", siblings::connections_outlive_their_keeper),

@@ -130,7 +130,7 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
         let worker = unsafe { libc::fork() };
         if worker == 0 {
             drop(say_over);
-            become_user(65_534);
+            become_user(worker_user());
             for _ in 0..5 {
                 // SAFETY: as above.
                 if unsafe { libc::fork() } == 0 {
@@ -151,7 +151,7 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
         drop((say_ready, over));
         let _ = ready.read(&mut [0]);
         let other = in_child(|| {
-            become_user(65_534);
+            become_user(worker_user());
             assert_eq!(call(&vault, b"x").unwrap(), b"keyx");
             true
         });
@@ -172,7 +172,7 @@ pub(super) fn a_worker_that_floods_stops_nobody() {
     if worker == 0 {
         drop(say_over);
         if rustix::process::geteuid().is_root() {
-            become_user(65_534);
+            become_user(worker_user());
         }
         // Each sends as fast as it can: what is refused, what takes the keeper a fork, and for another process.
         for _ in 0..12 {
@@ -287,4 +287,38 @@ pub(super) fn connections_outlive_their_keeper() {
 fn close(number: RawFd) {
     // SAFETY: in a child that does not use its copy of the handle.
     unsafe { libc::close(number) };
+}
+
+/// The kernel bounds the descriptors that a user's processes have sent and others have not received yet.
+pub(super) fn a_twin_waits_where_too_many_descriptors_are_in_flight() {
+    if !rustix::process::geteuid().is_root() {
+        orrery_testing::skipped!("not root: the process that sends them is bound as the vault is");
+        return;
+    }
+    assert!(in_child(|| {
+        let few = rustix::process::Rlimit { current: Some(100), maximum: Some(100) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let vault = vault();
+        vault.load(b"key").unwrap();
+        let (mut ready, say_ready) = std::io::pipe().unwrap();
+        // SAFETY: the process has one thread.
+        let sender = unsafe { libc::fork() };
+        if sender == 0 {
+            let (ours, theirs) = pair();
+            let many = [theirs.as_raw_fd(); 50];
+            for _ in 0..6 {
+                send(ours.as_raw_fd(), b"x", &many);
+            }
+            drop(say_ready);
+            std::thread::sleep(Duration::from_millis(500));
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(0) };
+        }
+        drop(say_ready);
+        let _ = ready.read(&mut [0]);
+        let answer = call(&vault, b"x");
+        // SAFETY: our child, which ends by itself.
+        unsafe { libc::waitpid(sender, std::ptr::null_mut(), 0) };
+        answer.unwrap() == b"keyx" && in_child(|| call(&vault, b"y").unwrap() == b"keyy")
+    }));
 }
