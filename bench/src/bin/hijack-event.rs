@@ -263,7 +263,7 @@ impl Signalled {
         let pid = unsafe { libc::fork() };
         ensure!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
         if pid == 0 {
-            // SAFETY: as above.
+            // SAFETY: prctl takes numbers, and only changes what happens to the child when its parent ends.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
                 loop {
@@ -330,7 +330,7 @@ impl Traced {
         let pid = unsafe { libc::fork() };
         ensure!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
         if pid == 0 {
-            // SAFETY: as above.
+            // SAFETY: prctl takes numbers, and only changes what happens to the child when its parent ends.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
                 libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);

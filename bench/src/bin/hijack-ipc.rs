@@ -155,7 +155,7 @@ fn cycles_per_nanosecond() -> f64 {
     // SAFETY: every processor of this architecture has the counter.
     let (begin, ticks) = (Instant::now(), unsafe { _rdtsc() });
     while begin.elapsed() < TIME {}
-    // SAFETY: as above.
+    // SAFETY: every processor of this architecture has the counter.
     let ticks = unsafe { _rdtsc() } - ticks;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let frequency = ticks as f64 / begin.elapsed().as_nanos() as f64;

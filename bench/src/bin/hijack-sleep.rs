@@ -121,7 +121,8 @@ impl Sleeper {
             let hog = unsafe { libc::fork() };
             ensure!(hog >= 0, "fork: {}", io::Error::last_os_error());
             if hog == 0 {
-                // SAFETY: as above.
+                // SAFETY: prctl takes numbers, and only changes what happens to the child when its parent
+                // ends.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
                 loop {
                     std::hint::spin_loop();

@@ -174,7 +174,7 @@ fn processes(library: &Path, count: usize) -> Result<Taken> {
         let child = unsafe { libc::fork() };
         ensure!(child >= 0, "cannot fork");
         if child == 0 {
-            // SAFETY: as above.
+            // SAFETY: this process has one thread; the child makes system calls and waits for its end.
             unsafe {
                 // No child outlives the process that measures it.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);

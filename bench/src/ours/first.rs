@@ -40,7 +40,8 @@ impl Contender for FirstCapture {
             unsafe { space.capture()? };
             captures += start.elapsed();
             self.footprint.perform(PAGES);
-            // SAFETY: as above; and nobody relies on the footprint's content.
+            // SAFETY: the scope is the footprint, to which nothing writes now and on whose content nothing
+            // relies.
             unsafe { space.restore(None)? };
             rollbacks += start.elapsed();
         }

@@ -60,13 +60,13 @@ impl Contender for Coroutine {
         // SAFETY: made in `new`; the other side only runs within the swap.
         let before = unsafe { (*self.sides).rounds };
         let sample = round_trips(iterations, |_| {
-            // SAFETY: as above.
+            // SAFETY: both contexts were made in `new`; the other side only runs within the swap.
             let swapped =
                 unsafe { libc::swapcontext(&raw mut (*self.sides).here, &raw const (*self.sides).there) };
             ensure!(swapped == 0, "swapcontext failed");
             Ok(())
         })?;
-        // SAFETY: as above.
+        // SAFETY: the sides were made in `new`; the other side only runs within the swap, which is over.
         let done = unsafe { (*self.sides).rounds } - before;
         ensure!(done == u64::from(iterations), "it answered {done} times, not {iterations}");
         Ok(sample)

@@ -400,7 +400,7 @@ impl Traced {
                         unsafe { libc::_exit(1) }
                     }
                     let status = served.serve(&mut direct);
-                    // SAFETY: as above.
+                    // SAFETY: the call ends the process at once and takes a number.
                     unsafe { libc::_exit(status) }
                 }
                 child => {
@@ -453,7 +453,7 @@ fn trace(child: i32, stops: Stops, directory: &[u8]) {
     let mut entering = false;
     let mut signal = 0;
     loop {
-        // SAFETY: as above.
+        // SAFETY: the child is stopped, and this thread traces it; the request takes numbers.
         unsafe { libc::ptrace(go_on, child, 0, signal) };
         if !wait(&mut status) || !libc::WIFSTOPPED(status) {
             return;

@@ -74,7 +74,7 @@ pub unsafe extern "C" fn orrery_context_create(
     }
     // SAFETY: the caller's promise.
     let created = unsafe { list(specs, count) }.and_then(|specs| {
-        // SAFETY: as above.
+        // SAFETY: the specifications and the options are valid by the contract of this function.
         let spec = unsafe { specification(specs, options) }?;
         create_here(&spec)
     });
@@ -85,7 +85,8 @@ pub unsafe extern "C" fn orrery_context_create(
             context.descriptor()
         }
         Ok(Created::Context(start)) => {
-            // SAFETY: as above; this is the context's copy of the caller's frame.
+            // SAFETY: `args` was checked against null; the pointer leads to the context's own copy of the
+            // caller's frame.
             unsafe {
                 args.write(start.arrival.word);
                 caller.write(arrived(start.arrival));

@@ -72,7 +72,7 @@ impl<T: Kind> Handle<T> {
     /// # Safety
     /// As for [`Handle::get`]; nobody uses it any more.
     unsafe fn take(handle: *mut Self, what: &str) -> Result<Box<T>, Refused> {
-        // SAFETY: as above.
+        // SAFETY: a handle is a box that stays until it is taken, or null.
         let handle = unsafe { handle.as_ref() }
             .filter(|handle| handle.magic.load(Ordering::Relaxed) == T::MAGIC)
             .map(|handle| handle.inner.swap(core::ptr::null_mut(), Ordering::AcqRel));

@@ -181,7 +181,7 @@ fn unprivileged(program: &PathBuf) -> Option<Command> {
         _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     };
-    // SAFETY: as above.
+    // SAFETY: the closure makes one system call, setgroups(2), which is async-signal-safe.
     unsafe { command.pre_exec(drop_groups) };
     Some(command)
 }

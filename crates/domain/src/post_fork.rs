@@ -98,7 +98,7 @@ fn close_range(first: u32, last: u32) -> Result<(), Errno> {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
             let limit = u32::try_from(limit.unwrap_or(65_536)).unwrap_or(65_536);
             for fd in first..last.min(limit) {
-                // SAFETY: as above.
+                // SAFETY: closes a descriptor of this process' own table, whose owners' handles live in main.
                 let _ = unsafe { syscall!(Sysno::close, fd) };
             }
             Ok(())

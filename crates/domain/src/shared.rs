@@ -28,7 +28,8 @@ pub struct SharedMemory {
 // SAFETY: the mapping belongs to the process, not to a thread; the one that reads or writes through its pointers
 // answers for that separately.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
+// SAFETY: see `Send`: a shared reference gives out the mapping's address only; reading and writing is unsafe
+// by itself.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {

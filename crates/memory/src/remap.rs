@@ -50,7 +50,8 @@ pub(crate) fn remap(mapping: &Mapping, path: &[u8]) -> Result<()> {
             if (number, found.st_ino) != (device, inode) {
                 return Err(failed(Errno::STALE));
             }
-            // SAFETY: as above.
+            // SAFETY: the state that is restored has this mapping here; what it replaces does not belong to
+            // that state.
             unsafe { mmap(place, mapping.range.len(), protection, sharing | MapFlags::FIXED, &file, offset) }
                 .map(|_| ())
                 .map_err(failed)

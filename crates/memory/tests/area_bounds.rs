@@ -223,12 +223,12 @@ fn a_worker_inherits_areas_but_not_mirrors() {
     let worker = || {
         assert_eq!(mirror.deliver(&[&area]).unwrap_err(), Error::Foreign);
         assert_eq!(mirror.capture(&[&area]).unwrap_err(), Error::Foreign);
-        // SAFETY: as above.
+        // SAFETY: the area was given a block of a hundred thousand numbers.
         unsafe { numbers.add(5).write(55) };
         area.allocate(Layout::new::<[u8; 5_000]>()).unwrap();
         let mine = Mirror::new().unwrap();
         assert!(mine.deliver(&[&area]).unwrap().pages() > 190, "everything is pending for a new mirror");
-        // SAFETY: as above.
+        // SAFETY: the area was given a block of a hundred thousand numbers.
         unsafe { numbers.add(6).write(66) };
         let delta = mine.deliver(&[&area]).unwrap();
         assert_eq!(delta.pages(), 1, "writes are tracked in the worker too");
@@ -236,16 +236,16 @@ fn a_worker_inherits_areas_but_not_mirrors() {
             // SAFETY: this is a fresh child.
             let mut view = unsafe { View::attach(&mine) }.unwrap();
             view.apply(&delta.reference()).unwrap();
-            // SAFETY: as above.
+            // SAFETY: the block of a hundred thousand numbers is mapped in the child, too.
             let seen = unsafe { [5, 6, 7, 99_999].map(|n| numbers.add(n).read()) };
             i32::from(seen != [55, 66, 7, 99_999])
         };
         forked(|| without_areas(plain).unwrap(), companion)
     };
     assert_eq!(forked(plain, worker), 0);
-    // SAFETY: as above.
+    // SAFETY: the block has a hundred thousand numbers, and only this thread uses it.
     assert_eq!(unsafe { numbers.add(5).read() }, 5);
-    // SAFETY: as above.
+    // SAFETY: the block has a hundred thousand numbers, and only this thread uses it.
     unsafe { numbers.add(7).write(77) };
     assert_eq!(mirror.deliver(&[&area]).unwrap().pages(), 1, "and in the master still");
 }

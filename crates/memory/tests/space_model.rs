@@ -168,7 +168,8 @@ impl Playground {
                 for page in page..page + fit(page, pages) {
                     if let Some(cell) = self.model.get_mut(&page).filter(|cell| cell.writable) {
                         cell.bytes = Rc::new([value; PAGE]);
-                        // SAFETY: as above.
+                        // SAFETY: the page is mapped and writable, as the model says, and the playground is
+                        // the test's own.
                         unsafe { self.pointer(page).cast::<u8>().write_bytes(value, PAGE) };
                     }
                 }
@@ -178,7 +179,8 @@ impl Playground {
                 if self.all(page, pages, |cell| cell.writable) {
                     // The kernel writes: pread(2) of the file, whose page `value` is filled with `value + 1`.
                     for at in page..page + pages {
-                        // SAFETY: as above.
+                        // SAFETY: the page is mapped and writable, as the model says, and nothing else refers
+                        // to it meanwhile.
                         let into =
                             unsafe { std::slice::from_raw_parts_mut(self.pointer(at).cast::<u8>(), PAGE) };
                         let offset = u64::from(value) * PAGE as u64;
@@ -266,7 +268,7 @@ impl Playground {
                     .is_ok();
                 for at in (page..page + pages).filter(|_| all) {
                     // Locked memory refuses, and then it is unknown which of the others were dropped.
-                    // SAFETY: as above.
+                    // SAFETY: the page lies in the playground, which only this test uses.
                     let one = unsafe { rustix::mm::madvise(self.pointer(at), PAGE, Advice::LinuxDontNeed) };
                     if whole || one.is_ok() {
                         let cell = self.model.get_mut(&at).unwrap();
@@ -448,18 +450,18 @@ fn run(
         match operation {
             // SAFETY (all below): nothing runs in the playground meanwhile.
             Operation::Capture => {
-                // SAFETY: see above.
+                // SAFETY: nothing but this thread writes to the playground, and the arena outlives the space.
                 unsafe { space.capture() }.unwrap();
                 base = Some(playground.model.clone());
             }
             Operation::Snapshot if snapshots.len() < 8 => {
-                // SAFETY: see above.
+                // SAFETY: nothing but this thread writes to the playground, and the arena outlives the space.
                 snapshots.push((unsafe { space.snapshot() }.unwrap(), playground.model.clone()));
                 base = Some(playground.model.clone());
             }
             Operation::Restore => {
                 if let Some(base) = &base {
-                    // SAFETY: see above.
+                    // SAFETY: nothing refers to the playground's content over the restore.
                     unsafe { space.restore(None) }.unwrap();
                     playground.model = base.clone();
                     playground.check()?;
@@ -467,7 +469,7 @@ fn run(
             }
             Operation::Resume(which) if !snapshots.is_empty() => {
                 let (id, model) = &snapshots[which % snapshots.len()];
-                // SAFETY: see above.
+                // SAFETY: nothing refers to the playground's content over the restore.
                 unsafe { space.restore(Some(*id)) }.unwrap();
                 playground.model = model.clone();
                 base = Some(model.clone());

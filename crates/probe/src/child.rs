@@ -297,7 +297,8 @@ mod tests {
     #[test]
     fn death_by_filter_is_a_denial() {
         let state = run(LIMIT, |_| {
-            // SAFETY: as above.
+            // SAFETY: raising a signal whose action is the default one ends this child, which has nothing to
+            // clean up.
             unsafe { libc::raise(libc::SIGSYS) };
             Ok(())
         });

@@ -228,7 +228,7 @@ fn seccomp_addfd(note: &mut Note) -> Verdict {
         Err(syscalls::Errno::EINVAL) => {
             // Before Linux 5.14 the descriptor and the answer went separately.
             addition.flags = 0;
-            // SAFETY: as above.
+            // SAFETY: the kernel reads a `struct seccomp_notif_addfd`, which lives until the call returns.
             let fd = unsafe { syscall!(Sysno::ioctl, listener.0.as_raw_fd(), ADDFD, &raw mut addition) }
                 .during("SECCOMP_IOCTL_NOTIF_ADDFD")?;
             listener.answer(seccomp_notif_resp {

@@ -163,7 +163,7 @@ fn bridge(note: &mut Note) -> Verdict {
     // SAFETY: the kernel reads IFNAMSIZ bytes.
     unsafe { syscall!(Sysno::ioctl, socket.as_raw_fd(), SIOCBRADDBR, name.as_ptr()) }
         .during("SIOCBRADDBR")?;
-    // SAFETY: as above.
+    // SAFETY: the kernel reads IFNAMSIZ bytes, which the array has.
     unsafe { syscall!(Sysno::ioctl, socket.as_raw_fd(), SIOCBRDELBR, name.as_ptr()) }
         .during("SIOCBRDELBR")
         .map(drop)

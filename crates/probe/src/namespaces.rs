@@ -81,7 +81,8 @@ fn enter(flag: UnshareFlags, link: &CStr, note: &mut Note) -> Verdict {
 /// Enters a new user namespace, along with others, as its root.
 fn enter_user_namespace(others: UnshareFlags) -> Result<(), Errno> {
     let uid = getuid();
-    // SAFETY: as above.
+    // SAFETY: the child has no other thread, and these namespaces share no descriptor table that code relies
+    // on.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER | others) }?;
     let mut map = Text::<32>::new();
     let _ = write!(map, "0 {} 1", uid.as_raw());
@@ -116,7 +117,8 @@ fn mount_namespace(note: &mut Note) -> Verdict {
     // SAFETY: inside the new namespace; the strings end in NUL.
     unsafe { syscall!(Sysno::mount, none, root, 0, libc::MS_REC | libc::MS_PRIVATE, 0) }
         .during("mount(MS_PRIVATE)")?;
-    // SAFETY: as above, and nothing mounted here is seen outside.
+    // SAFETY: the strings end in NUL; the process is inside the new namespace, so nothing mounted here is
+    // seen outside.
     unsafe { syscall!(Sysno::mount, none, c"/proc".as_ptr(), tmpfs, 0, 0) }.during("mount of a tmpfs")?;
     expect(stat(c"/proc/self").err() == Some(Errno::NOENT), "the mount is not seen")
 }

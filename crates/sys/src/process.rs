@@ -422,7 +422,7 @@ mod tests {
                 Some(if before == listed && after == listed + 3 && replaced { 0 } else { WRONG })
             };
             let status = right().unwrap_or(WRONG);
-            // SAFETY: see above.
+            // SAFETY: ends the child at once; exit handlers of the parent do not run.
             unsafe { libc::_exit(status) };
         }
         let mut status = 0;

@@ -65,7 +65,7 @@ struct Shared(*mut libc::c_void);
 
 // SAFETY: the mapping lives as long as this, and consists of atomics.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: the mapping lives as long as this value, and consists of atomics.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -116,7 +116,7 @@ impl Faults {
                 libc::close_range(3, libc::c_uint::MAX, 0);
             }
             trace(pid, state.state());
-            // SAFETY: as above.
+            // SAFETY: ends the child at once; exit handlers of the parent do not run.
             unsafe { libc::_exit(0) };
         }
         assert!(tracer > 0, "cannot fork: {}", std::io::Error::last_os_error());

@@ -74,7 +74,7 @@ pub struct StatusPage {
 
 // SAFETY: the page consists of atomics only.
 unsafe impl Send for StatusPage {}
-// SAFETY: as above.
+// SAFETY: the page consists of atomics only.
 unsafe impl Sync for StatusPage {}
 
 /// What the page says at an instant.

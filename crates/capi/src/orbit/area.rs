@@ -186,7 +186,7 @@ pub unsafe extern "C" fn orrery_area_realloc(
         // SAFETY: the caller's promise.
         return unsafe { orrery_area_alloc(area, size) };
     }
-    // SAFETY: as above.
+    // SAFETY: the handle is null or valid by the caller's contract.
     let made = unsafe { Handle::in_main(area, "area") }.and_then(|area| {
         // SAFETY: the caller's promise.
         let head = unsafe { Head::of(area, memory) }.ok_or_else(|| foreign(memory))?;
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn orrery_area_realloc(
             // SAFETY: an area's memory stays mapped, and nobody has been given the place since.
             head.seal = 0;
         }
-        // SAFETY: as above.
+        // SAFETY: the area's memory stays mapped, and the block has been given to nothing else.
         Ok(unsafe { seal(moved, size, alignment) })
     });
     made.unwrap_or(core::ptr::null_mut())
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn orrery_area_free(area: *mut Handle<Area>, memory: *mut 
     }
     // SAFETY: the caller's promise.
     status(unsafe { Handle::get(area, "area") }.and_then(|area| {
-        // SAFETY: as above.
+        // SAFETY: the memory is null or a block of the area by the caller's contract.
         let head = unsafe { Head::of(area, memory) }.ok_or_else(|| foreign(memory))?;
         let (layout, alignment) = (layout(head.size(), head.alignment())?, head.alignment());
         head.seal = 0;

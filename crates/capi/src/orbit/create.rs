@@ -223,7 +223,7 @@ unsafe fn create(
 pub unsafe extern "C" fn orrery_orbit_destroy(orbit: *mut Handle<Orbit>) -> c_int {
     // SAFETY: the caller's promise. It is taken only where it can be ended.
     let ended = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|known| Ok(known.destroy()?));
-    // SAFETY: as above.
+    // SAFETY: the handle is valid by the caller's contract, and is taken only after its orbit has ended.
     status(ended.and_then(|()| unsafe { Handle::take(orbit, "orbit") }).map(drop))
 }
 

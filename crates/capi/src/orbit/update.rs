@@ -371,7 +371,7 @@ fn index(arrived: &Arrived, record: *const CRecord) -> Result<usize, Refused> {
 pub unsafe extern "C" fn orrery_orbit_apply(update: *mut COrbitUpdate) -> c_int {
     // SAFETY: the caller's promise.
     status(unsafe { arrived(update) }.and_then(|arrived| {
-        // SAFETY: as above.
+        // SAFETY: the areas of the update are not used during this call, by the caller's contract.
         unsafe { arrived.update.apply() }.map_err(|reason| refuse(libc::EBADMSG, &reason))
     }))
 }
@@ -391,7 +391,7 @@ pub unsafe extern "C" fn orrery_orbit_apply_record(
         let Some(record) = arrived.update.records().nth(at) else {
             return Err(refuse(libc::EINVAL, "this is no record of this update"));
         };
-        // SAFETY: as above.
+        // SAFETY: the record's destination is not used during this call, by the caller's contract.
         unsafe { record.apply() }.map(drop).map_err(|reason| refuse(libc::EBADMSG, &reason))
     }))
 }
@@ -411,7 +411,8 @@ pub unsafe extern "C" fn orrery_orbit_update_destroy(update: *mut COrbitUpdate) 
     // SAFETY: made by `orrery_orbit_update_create` or `orrery_orbit_pull`.
     if let Inside::Outgoing(_) = *unsafe { Box::from_raw(records) } {
         // The structure around it is the library's, too.
-        // SAFETY: as above.
+        // SAFETY: the update was made by `orrery_orbit_update_create` or `orrery_orbit_pull`, and is not used
+        // after this call.
         drop(unsafe { Box::from_raw(update) });
     }
 }

@@ -45,7 +45,7 @@ impl Mount {
             return None;
         }
         let mount = Self(at);
-        // SAFETY: as above.
+        // SAFETY: the path is a C string that lives until the call is done.
         assert_eq!(unsafe { libc::mount(none, to.as_ptr(), none, flags, none.cast()) }, 0);
         Some(mount)
     }

@@ -56,7 +56,7 @@ fn trace(mut command: Command, mut act: impl FnMut(usize, i32) -> bool) -> (Vec<
         }
         calls.push(call(pid));
         let request = if act(calls.len() - 1, pid) { libc::PTRACE_DETACH } else { libc::PTRACE_SYSCALL };
-        // SAFETY: as above; a program that was killed meanwhile is told of by waitpid.
+        // SAFETY: a child of this thread, which traces it; if it was killed meanwhile, waitpid reports that.
         unsafe { libc::ptrace(request, pid, 0, 0) };
     }
     let mut said = String::new();

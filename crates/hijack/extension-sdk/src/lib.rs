@@ -203,7 +203,7 @@ mod imports {
     }
 
     pub(crate) fn log(bytes: &[u8]) -> i32 {
-        // SAFETY: as above.
+        // SAFETY: the manager reads `bytes.len()` bytes, which live until the call returns.
         unsafe { raw::log(bytes.as_ptr(), bytes.len()) }
     }
 }

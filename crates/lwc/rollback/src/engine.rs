@@ -80,7 +80,7 @@ pub(crate) fn arena() -> Result<&'static Arena> {
     match ARENA.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(fresh),
         // Another thread was faster; ours is address space that nobody uses.
-        // SAFETY: as above.
+        // SAFETY: once set, it points to the arena, which is never unmapped.
         Err(other) => Ok(unsafe { &*other }),
     }
 }

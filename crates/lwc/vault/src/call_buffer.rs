@@ -52,7 +52,8 @@ pub(super) struct CallBuffer {
 // SAFETY: the mapping is the process'; all words in it are atomic, and bytes are only copied in or out by who has the
 // turn.
 unsafe impl Send for CallBuffer {}
-// SAFETY: as above.
+// SAFETY: all words in the mapping are atomic, and bytes are copied in or out only by the side that has the
+// turn.
 unsafe impl Sync for CallBuffer {}
 
 impl CallBuffer {

@@ -109,7 +109,7 @@ impl DescriptorsDeadline {
 
 impl Drop for DescriptorsDeadline {
     fn drop(&mut self) {
-        // SAFETY: as above.
+        // SAFETY: alarm takes a number; it only clears the timer that `begin` set.
         unsafe { libc::alarm(0) };
     }
 }

@@ -201,7 +201,7 @@ impl SharedVault {
         };
         // The child.
         drop(ours);
-        // SAFETY: as above.
+        // SAFETY: the copy runs async-signal-safe code only, unless the process has one thread.
         let errno = match unsafe { copy_process(Kin::HiddenChild) } {
             Ok(Some(_)) => None,
             Ok(None) => {

@@ -212,13 +212,14 @@ impl Area {
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if layout.size() == 0 || size == 0 {
             let moved = self.allocate(new)?;
-            // SAFETY: as above.
+            // SAFETY: the block is the area's by the caller's contract; one of the sizes is 0, so that there is
+            // nothing to copy.
             unsafe { self.free(block, layout) };
             return Ok(moved);
         }
         {
             let mut heap = self.0.heap.lock();
-            // SAFETY: as above.
+            // SAFETY: the block is the heap's by the caller's contract, and the lock of the heap is held.
             if unsafe { heap.resize(block, layout, size) } {
                 self.0.used.fetch_max(heap.high() - self.0.range.start, Ordering::AcqRel);
                 return Ok(block);

@@ -42,7 +42,7 @@ pub(super) struct Jobs {
 
 // SAFETY: the memory is the list's own.
 unsafe impl Send for Jobs {}
-// SAFETY: as above; shared references only read.
+// SAFETY: a shared reference only reads the list, whose memory is its own.
 unsafe impl Sync for Jobs {}
 
 impl Jobs {

@@ -30,7 +30,7 @@ const WORTH_MAPPING: usize = 8;
 
 // SAFETY: the window is only used under the lock of the mirror that has the file.
 unsafe impl Send for PageFile {}
-// SAFETY: as above.
+// SAFETY: the window is only used under the lock of the mirror that has the file.
 unsafe impl Sync for PageFile {}
 
 impl PageFile {

@@ -78,7 +78,7 @@ pub(super) struct Inner {
 
 // SAFETY: the board is made of atomic numbers and stays as long as the frames, which the mirror has.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: the board is made of atomic numbers and stays as long as the frames, which the mirror owns.
 unsafe impl Sync for Inner {}
 
 struct State {
@@ -508,7 +508,7 @@ impl Inner {
         }
         // No process is to be had: main does it after all.
         for job in &*jobs {
-            // SAFETY: as above.
+            // SAFETY: the pages are an area's, which is mapped as long as the caller has its handle.
             let put = unsafe { file.put(job.to as usize, job.address, job.count as usize, false) };
             if let Err(error) = put {
                 frames.free_list(stored);

@@ -25,7 +25,7 @@ pub(super) struct PageSet {
 
 // SAFETY: the words are atomic and stay mapped as long as the set.
 unsafe impl Send for PageSet {}
-// SAFETY: as above.
+// SAFETY: the words are atomic and stay mapped as long as the set.
 unsafe impl Sync for PageSet {}
 
 impl PageSet {

@@ -128,11 +128,11 @@ impl WpAsync {
         unsafe { byte.write_volatile(1) };
         pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
         let before = reported()?.runs;
-        // SAFETY: as above.
+        // SAFETY: the page is the probe's own, mapped readable and writable.
         unsafe { byte.write_volatile(2) };
         let written = reported()?.runs;
         pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
-        // SAFETY: as above.
+        // SAFETY: the page is the probe's own, and nothing relies on its content.
         let dropped = unsafe { rustix::mm::madvise(byte.cast(), PAGE, rustix::mm::Advice::LinuxDontNeed) };
         if (before, written, dropped.map(|()| reported().map(|found| found.runs))) == (0, 1, Ok(Ok(1))) {
             Ok(())

@@ -90,13 +90,15 @@ impl Request {
             1 => Some(Function::Rust(unsafe {
                 core::mem::transmute::<*const (), fn(&mut crate::Task<'_>) -> i64>(address)
             })),
-            // SAFETY: as above.
+            // SAFETY: main says that the function is of this kind, and code is at the same place in both
+            // processes.
             2 => Some(Function::C(unsafe {
                 core::mem::transmute::<*const (), unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long>(
                     address,
                 )
             })),
-            // SAFETY: as above.
+            // SAFETY: main says that the function is of this kind, and code is at the same place in both
+            // processes.
             3 => Some(Function::StoreFirst(unsafe {
                 core::mem::transmute::<*const (), unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong>(
                     address,
@@ -157,7 +159,7 @@ mod tests {
         bytes[32] = 77;
         // SAFETY: refused before anything is made of it.
         assert!(unsafe { Request::decode(&bytes) }.is_none());
-        // SAFETY: as above.
+        // SAFETY: a request that is too short is refused before anything is made of it.
         assert!(unsafe { Request::decode(&bytes[..20]) }.is_none());
         let answer = Answer { call: 1, value: -3 };
         assert_eq!(Answer::decode(&answer.encode()), Some(answer));

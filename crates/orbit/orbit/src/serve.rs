@@ -182,7 +182,8 @@ impl Program {
                 call_foreign(function as usize, arguments.as_mut_ptr().cast(), store.pointer())
             },
             Function::StoreFirst(function) => {
-                // SAFETY: as above.
+                // SAFETY: main checked that the address is code of the program; the caller of main's function
+                // vouched for its type.
                 unsafe { call_foreign(function as usize, store.pointer(), arguments.as_mut_ptr().cast()) }
             }
         }

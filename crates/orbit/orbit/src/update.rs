@@ -238,7 +238,8 @@ impl Record<'_> {
                 // SAFETY: the address lies in the program's code; the caller vouches that a function of this type is
                 // there.
                 let function = unsafe { core::mem::transmute::<*const c_void, Operation>(function) };
-                // SAFETY: as above.
+                // SAFETY: the address lies in the program's code; the caller vouches that a function of this
+                // type is there.
                 Ok(unsafe { function(count, words.as_mut_ptr()) })
             }
         }

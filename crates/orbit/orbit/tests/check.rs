@@ -161,7 +161,7 @@ fn freed_memory_of_an_area_is_named() {
     assert_eq!(again, block);
     orbit.call(&call).unwrap();
     only(&orbit);
-    // SAFETY: as above.
+    // SAFETY: the block came from this area, with this layout; the call has its own snapshot of it.
     unsafe { area.free(other, layout) };
 }
 

@@ -127,11 +127,13 @@ fn look(task: &mut Task<'_>) -> i64 {
     let mut random = Random(call);
     for view in &views {
         for _ in 0..random.below(12) {
-            // SAFETY: as above.
+            // SAFETY: the words belong to an area that the call names, and the task's copy of them is the
+            // task's alone.
             unsafe { view.words.add(random.below(view.len)).write(random.next()) };
         }
         if random.chance(3) {
-            // SAFETY: as above.
+            // SAFETY: the words belong to an area that the call names, and the task's copy of them is the
+            // task's alone.
             unsafe { std::ptr::write_bytes(view.words, 0xaa, view.len) };
         }
     }

@@ -89,7 +89,7 @@ impl Heap {
             Some(at) => at,
             None => {
                 self.grow(layout.size() + layout.align())?;
-                // SAFETY: as above.
+                // SAFETY: the layout's size is not 0.
                 unsafe { self.allocator.try_allocate(layout) }?
             }
         };
@@ -139,7 +139,7 @@ impl Heap {
         let stays =
             unsafe { self.allocator.try_realloc_in_place(memory.sub(offset).as_ptr(), layout, wanted) };
         if stays {
-            // SAFETY: as above.
+            // SAFETY: the header in front of `memory` is this allocation's own.
             unsafe { memory.cast::<Header>().sub(1).write(Header { size, offset }) };
             return Some(memory);
         }

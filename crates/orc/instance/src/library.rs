@@ -44,7 +44,7 @@ pub(crate) struct Loaded {
 
 // SAFETY: the descriptor is constant, and its functions may be called from any thread.
 unsafe impl Send for Loaded {}
-// SAFETY: as above.
+// SAFETY: the descriptor is constant, and its functions may be called from any thread.
 unsafe impl Sync for Loaded {}
 
 /// What dlopen(3) returned.

@@ -39,7 +39,8 @@ impl Run {
         // SAFETY: the run is part of the region, and its owner gives up what is in it.
         let cleared = unsafe { madvise(self.pointer().cast(), self.len, Advice::LinuxDontNeed) };
         if cleared.is_err() {
-            // SAFETY: as above; the memory is writable.
+            // SAFETY: the run is a part of the region, which is mapped writable, and its owner gives up what
+            // is in it.
             unsafe { self.pointer().write_bytes(0, self.len) };
         }
     }

@@ -26,7 +26,7 @@ pub struct Snapshot {
 
 // SAFETY: `core` is compared only.
 unsafe impl Send for Snapshot {}
-// SAFETY: as above.
+// SAFETY: `core` is compared only, never dereferenced.
 unsafe impl Sync for Snapshot {}
 
 /// The pages of a run that are not zero.

@@ -147,7 +147,7 @@ fn threads_are_attached() {
                 // SAFETY: the function uses what the thread has for itself; the counter is not looked at.
                 let attached = unsafe { one.attach() }.unwrap();
                 assert_eq!((next_local(), next_local()), (5, 6));
-                // SAFETY: as above.
+                // SAFETY: attaching is refused while this thread is attached to the instance.
                 assert!(matches!(unsafe { one.attach() }, Err(Error::Attached)));
                 drop(attached);
                 assert!(one.detach().is_err());
@@ -229,7 +229,7 @@ fn an_attached_thread_may_end_that_while_it_is_in_another_instance() {
             assert_eq!((next(), next()), (2, 3));
             drop(middle);
             // Outside of all instances.
-            // SAFETY: as above.
+            // SAFETY: no other thread is in the instance.
             drop(unsafe { one.attach() }.unwrap());
         });
     });
@@ -456,7 +456,7 @@ fn snapshots_are_restored_and_copied() {
     }
     one.destroy().unwrap();
     // What a snapshot has does not end with its instance.
-    // SAFETY: as above.
+    // SAFETY: the snapshot's pointers are whole words, as `create` requires.
     assert_eq!(text(&mut unsafe { snapshot.create() }.unwrap(), "!"), "before!");
 }
 

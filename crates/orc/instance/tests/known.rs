@@ -175,7 +175,7 @@ fn lua_answers_in_instances_as_it_does_plainly() {
                     // SAFETY: the state is open, and used no more.
                     instance.enter().unwrap().run(|| unsafe { (ours.close)(*state) });
                 }
-                // SAFETY: as above.
+                // SAFETY: the state is open, and not used after this call.
                 unsafe { (plain.close)(*theirs) };
             }
             Ok(())
@@ -271,7 +271,7 @@ impl Pair {
             // SAFETY: the stream was initialized, and its buffers are there.
             unsafe { deflate(stream, flush) }
         });
-        // SAFETY: as above.
+        // SAFETY: the stream was initialized, and its buffers live until the call returns.
         let data = drain(&mut self.inflating, &packed, |stream| unsafe { inflate(stream, 0) });
         (packed, data)
     }

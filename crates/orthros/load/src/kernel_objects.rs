@@ -125,7 +125,7 @@ impl Held {
             set.assume_init()
         };
         let mut only = set;
-        // SAFETY: as above.
+        // SAFETY: the set has been filled by the call before; this thread is the only one yet.
         let signals = unsafe {
             libc::sigdelset(&raw mut only, libc::SIGUSR2);
             libc::sigdelset(&raw mut only, timer_signal);

@@ -111,7 +111,7 @@ impl Fork {
             Ending::Signal(signal) => crate::die::die_by_signal(signal),
             Ending::Refused(message) => {
                 self.write_note(&message);
-                // SAFETY: as above.
+                // SAFETY: ends the process without running exit handlers that belong to the parent.
                 unsafe { libc::_exit(1) }
             }
         }

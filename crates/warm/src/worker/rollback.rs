@@ -255,7 +255,8 @@ fn end_child(ending: Ending) -> ! {
         // SAFETY: ends the process; nothing here wants to be cleaned up but what the interpreter has cleaned up.
         Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
         Ending::Signal(signal) => crate::die::die_by_signal(signal),
-        // SAFETY: as above. Requests are refused before a script could fork.
+        // SAFETY: ends the process; requests are refused before a script could fork, so there is nothing to
+        // clean up.
         Ending::Refused(_) => unsafe { libc::_exit(1) },
     }
 }

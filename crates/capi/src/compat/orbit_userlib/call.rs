@@ -294,7 +294,7 @@ fn cancelled(count: Result<usize, Error>) -> c_int {
 pub(super) unsafe fn pending(task: *const Task) -> Option<(Arc<Known>, u64, Pending)> {
     // SAFETY: the caller's promise.
     let task = unsafe { task.as_ref() }?;
-    // SAFETY: as above.
+    // SAFETY: the task is alive by the caller's contract, and so is the module that it names.
     let module = unsafe { task.orbit.as_ref() }?;
     let known = registry::find(module.gobid)?;
     let call = lock(&known.calls).open.get(&task.number).filter(|call| !call.unnamed).cloned()?;

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn orrery_authors_send(update: *const Update) -> c_ulong {
     let Some(known) = (unsafe { update.as_ref() }) else {
         return minus(fail(libc::EINVAL, "an update at a null pointer"));
     };
-    // SAFETY: as above.
+    // SAFETY: an update is followed by its data, as many bytes as its length says, by the caller's contract.
     let bytes = unsafe { core::slice::from_raw_parts(update.add(1).cast::<u8>(), known.length) };
     minus(send(UPDATE, known.address.addr(), known.length, bytes))
 }
@@ -62,12 +62,12 @@ pub unsafe extern "C" fn orrery_authors_sendv(scratch: *mut Scratch) -> c_int {
     let Some(scratch) = (unsafe { scratch.as_mut() }) else {
         return fail(libc::EINVAL, "a scratch at a null pointer");
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's scratch is valid and not used during this call, by the contract of this function.
     unsafe { super::scratch::orrery_authors_scratch_close_any(scratch) };
     if scratch.start.is_null() {
         return fail(libc::EINVAL, "a scratch that orbit_scratch_create did not make");
     }
-    // SAFETY: as above: so far it was filled.
+    // SAFETY: the scratch has been filled from its start to its cursor.
     let bytes = unsafe { core::slice::from_raw_parts(scratch.start.cast::<u8>(), scratch.cursor) };
     let sent = send(SCRATCH, scratch.start.expose_provenance(), scratch.count, bytes);
     if sent == 0 {

@@ -110,12 +110,12 @@ unsafe fn one(scratch: *mut Scratch, stop_at_data: bool, deed: Deed) -> c_int {
     if scratch.count == 0 {
         return END;
     }
-    // SAFETY: as above.
+    // SAFETY: the scratch holds records that this library wrote, by the caller's contract.
     let Some((head, place, size)) = (unsafe { scratch.current() }) else { return UNKNOWN };
     if head.kind == ANY && stop_at_data {
         return ANY;
     }
-    // SAFETY: as above.
+    // SAFETY: the record's data is in the scratch, and the caller wants it applied to this process.
     if deed == Deed::Apply && !unsafe { apply(&head, place) } {
         return UNKNOWN;
     }

@@ -82,7 +82,7 @@ fn registry() -> &'static Registry {
     match REGISTRY.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => fresh,
         // Another thread was first.
-        // SAFETY: as above; it is of this process, since only its threads come here.
+        // SAFETY: registries are leaked, and this one is of this process, since only its threads get here.
         Err(other) => unsafe { &*other },
     }
 }

@@ -59,7 +59,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_create(scratch: *mut Scratch) ->
 
 /// What was sent is out of reach; the next scratch comes behind it, and at the front again when the rest gets small.
 pub(super) fn was_sent(scratch: &Scratch) {
-    // SAFETY: as above.
+    // SAFETY: pools are never freed, and only the thread that fills a scratch uses the pool's end.
     if let Some(pool) = unsafe { POOL.load(Ordering::Acquire).as_mut() } {
         let inside = scratch.start.addr().checked_sub(pool.start.addr()).filter(|at| *at < pool.length);
         if let Some(offset) = inside {
@@ -71,7 +71,7 @@ pub(super) fn was_sent(scratch: &Scratch) {
 
 /// Where main may put a scratch that came from `start..end`, addresses of one area.
 pub(super) fn may_hold_scratches(area: &Area, start: usize, end: usize) -> bool {
-    // SAFETY: as above.
+    // SAFETY: pools are never freed.
     let set = unsafe { POOL.load(Ordering::Acquire).as_ref() };
     if let Some(pool) = set {
         let from = pool.start.addr();
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_update(
     if place.is_null() {
         return -1;
     }
-    // SAFETY: as above; there is room for as many.
+    // SAFETY: the caller passes `length` readable bytes, and `place` was reserved with that length.
     unsafe { place.copy_from(bytes.cast(), length) };
     scratch.number()
 }
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_operation(
         return -1;
     }
     if count > 0 {
-        // SAFETY: as above; there is room for as many.
+        // SAFETY: the caller passes `bytes` readable bytes, and `place` was reserved with that length.
         unsafe { place.copy_from(arguments.cast(), bytes) };
     }
     scratch.number()
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_any(
     let Some(scratch) = (unsafe { ready(scratch) }) else { return core::ptr::null_mut() };
     let place = scratch.push(ANY, [length, 0], ANY_DATA, length);
     if !place.is_null() && !bytes.is_null() {
-        // SAFETY: as above; there is room for as many.
+        // SAFETY: the caller passes `length` readable bytes, and `place` was reserved with that length.
         unsafe { place.copy_from(bytes.cast(), length) };
     }
     place.cast()

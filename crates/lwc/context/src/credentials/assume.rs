@@ -92,7 +92,7 @@ fn set_effective(wanted: u64) -> rustix::io::Result<()> {
     for (index, set) in sets.iter_mut().enumerate() {
         set[0] = set[1] & half(index);
     }
-    // SAFETY: as above, read.
+    // SAFETY: the kernel reads the header and the three sets of two words each.
     checked(unsafe { syscall!(Sysno::capset, header.as_ptr(), sets.as_ptr()) })
 }
 

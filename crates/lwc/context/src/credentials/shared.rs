@@ -162,7 +162,7 @@ impl Credentials {
         // SAFETY: the kernel writes three numbers.
         checked(unsafe { syscall!(Sysno::getresuid, &raw mut *real, &raw mut *effective, &raw mut *saved) })?;
         let [real, effective, saved] = &mut groups;
-        // SAFETY: as above.
+        // SAFETY: the kernel writes three numbers into three variables of this frame.
         checked(unsafe { syscall!(Sysno::getresgid, &raw mut *real, &raw mut *effective, &raw mut *saved) })?;
         // SAFETY: a size of 0 asks for the count.
         let count = checked(unsafe { syscall!(Sysno::getgroups, 0, 0) })?;
@@ -197,7 +197,7 @@ impl Credentials {
             called(unsafe { libc::setresgid(real, effective, saved) })?;
         }
         if self.users != own.users {
-            // SAFETY: as above.
+            // SAFETY: takes numbers; a change of identity invalidates no memory.
             called(unsafe { libc::setresuid(real, effective, saved) })?;
         }
         if keeps {

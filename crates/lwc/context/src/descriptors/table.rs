@@ -36,7 +36,8 @@ impl Owners {
     }
 
     fn processes(&self) -> &[AtomicU32] {
-        // SAFETY: as above, behind the numbers.
+        // SAFETY: the memory is page-aligned, zeroed and of that size; behind the numbers it holds these
+        // atomics only.
         unsafe {
             let start = self.0.start().as_ptr().add(NUMBERS * size_of::<AtomicU16>());
             std::slice::from_raw_parts(start.cast(), MEMBERS)

@@ -112,7 +112,8 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
     let copied = unsafe { copy_process(Kin::HiddenChild) };
     if let Ok(None) = copied {
         let _left = ManuallyDrop::new(others);
-        // SAFETY: as above.
+        // SAFETY: this is the first copy, which has one thread and makes the second. That one hangs where
+        // another thread held what it needs, and is not waited for beyond the limit.
         match unsafe { copy_process(Kin::HiddenChild) } {
             Ok(None) => {}
             _ => end_at_once(),

@@ -231,13 +231,15 @@ impl Program {
     /// The logical thread of that number; of a number that is none, the first one.
     pub(crate) fn logical_thread(&self, number: u32) -> &LogicalThread {
         let number = if (number as usize) < MAX_THREADS { number as usize } else { 0 };
-        // SAFETY: as above; the logical threads follow the head, and the number is below their count.
+        // SAFETY: the mapping is never unmapped; the logical threads follow the head, and the number is below
+        // their count.
         unsafe { self.memory.start().add(STRANDS_AT).cast::<LogicalThread>().add(number).as_ref() }
     }
 
     /// The slot of that number; of a number that is none, the root's.
     pub(crate) fn context_slot(&self, number: u32) -> &ContextSlot {
-        // SAFETY: as above, with the slots behind the logical threads.
+        // SAFETY: the mapping is never unmapped; the slots follow the logical threads, and `sound` bounds the
+        // number.
         unsafe { self.memory.start().add(SEATS_AT).cast::<ContextSlot>().add(sound(number)).as_ref() }
     }
 
@@ -246,7 +248,8 @@ impl Program {
         let logical_thread =
             if (logical_thread as usize) < MAX_THREADS { logical_thread as usize } else { 0 };
         let index = logical_thread * MAX_CONTEXTS + sound(context_slot);
-        // SAFETY: as above, with the places behind the slots, as many for each logical thread.
+        // SAFETY: the mapping is never unmapped; the places follow the slots, as many for each logical
+        // thread, and the index is within them.
         unsafe { self.memory.start().add(PLACES_AT).cast::<Place>().add(index).as_ref() }
     }
 
@@ -261,7 +264,8 @@ impl Program {
         let first = usize::try_from(spread).unwrap_or(0);
         (0..TRIES).map(move |index| {
             let index = first.wrapping_add(index) % NAMES;
-            // SAFETY: as above, with the names behind the places.
+            // SAFETY: the mapping is never unmapped; the names follow the places, and the index is below
+            // their count.
             unsafe { self.memory.start().add(NAMES_AT).cast::<Name>().add(index).as_ref() }
         })
     }

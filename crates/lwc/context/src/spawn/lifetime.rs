@@ -37,7 +37,7 @@ const STARTER: u64 = u64::MAX;
 
 // SAFETY: all that changes is atomic, and the pointer goes to memory that is never unmapped.
 unsafe impl Send for Lifetime {}
-// SAFETY: as above.
+// SAFETY: all that changes is atomic, and the pointer goes to memory that is never unmapped.
 unsafe impl Sync for Lifetime {}
 
 impl Lifetime {

@@ -75,7 +75,7 @@ impl std::ops::Deref for Held {
 
 impl std::ops::DerefMut for Held {
     fn deref_mut(&mut self) -> &mut State {
-        // SAFETY: as above.
+        // SAFETY: the lock is held, so no other thread refers to the state.
         match unsafe { &mut *STATE.0.get() } {
             Some(state) => state,
             None => unreachable!("`hold` saw to it"),

@@ -104,7 +104,7 @@ pub(crate) fn locks_that_know_their_owner_know_a_context() {
     }
     // SAFETY: mutexes that were made above, in memory that both have.
     let unlock = move |index: usize| unsafe { libc::pthread_mutex_unlock(mutex(index)) };
-    // SAFETY: as above.
+    // SAFETY: the mutexes were made above, in memory that both contexts share.
     let try_lock = move |index: usize| unsafe { libc::pthread_mutex_trylock(mutex(index)) };
     let other = create(
         &Spec::new(),

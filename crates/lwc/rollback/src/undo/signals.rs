@@ -39,7 +39,8 @@ impl Signals {
             }
         }
         if signals::alternate_stack() != self.stack {
-            // SAFETY: as above. We are on the engine's stack, so the present one is not in use.
+            // SAFETY: the stack was the alternate one when the state was captured, and its memory is
+            // restored. This code runs on the engine's stack, so the present alternate stack is not in use.
             unsafe { signals::set_alternate_stack(&self.stack) }
                 .map_err(|_| Leftover::Attribute("alternate stack"))?;
         }

@@ -161,7 +161,7 @@ pub(crate) fn output_stays_written() {
         rollback.run(|| println!("closure {number}")).unwrap();
         println!("program {number}");
     }
-    // SAFETY: as above.
+    // SAFETY: descriptor 1 has no owner in this process.
     unsafe { libc::dup2(saved.as_raw_fd(), 1) };
     let expected = "closure 0\nprogram 0\nclosure 1\nprogram 1\nclosure 2\nprogram 2\n";
     assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);

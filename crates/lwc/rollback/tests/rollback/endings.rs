@@ -30,7 +30,7 @@ pub(crate) fn exit_ends_a_run() {
     unsafe extern "C" {
         fn quick_exit(status: i32) -> !;
     }
-    // SAFETY: as above, by what the C library registers.
+    // SAFETY: ends the run by what the C library registers for quick_exit, which the test wants.
     assert_eq!(rollback.run(|| unsafe { quick_exit(9) }), Ok(Outcome::Exited(9)));
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn a_division_ends_a_run() {
         std::arch::asm!("xor edx, edx", "xor eax, eax", "xor ecx, ecx", "div ecx", out("eax") _, out("ecx") _, out("edx") _);
     });
     assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGFPE, .. })));
-    // SAFETY: as above.
+    // SAFETY: the fault ends the run, which the test wants.
     let outcome = rollback.run(|| unsafe { std::arch::asm!("ud2") });
     assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGILL, .. })));
 }

@@ -140,7 +140,7 @@ fn committed_files() -> usize {
         if target.starts_with("/memfd:") {
             // SAFETY: all-zero is a stat, which the call writes.
             let mut found: libc::stat = unsafe { std::mem::zeroed() };
-            // SAFETY: as above.
+            // SAFETY: all-zero is a valid stat, which the call overwrites.
             assert_eq!(unsafe { libc::fstat(number, &raw mut found) }, 0);
             blocks += usize::try_from(found.st_blocks).unwrap();
         }

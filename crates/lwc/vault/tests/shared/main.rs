@@ -418,7 +418,7 @@ fn is_closed(pid: i32, address: usize) -> bool {
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } == -1;
     // SAFETY: it would stop the other process, which the test then notices.
     let trace = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) } == -1;
-    // SAFETY: as above.
+    // SAFETY: the request takes numbers; it would stop the other process, which the test then notices.
     let attach = unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, 0, 0) } == -1;
     let files = ["mem", "maps", "environ", "auxv", "fd/0", "map_files", "pagemap", "stack", "syscall"];
     let files = files.iter().all(|file| {

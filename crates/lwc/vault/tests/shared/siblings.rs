@@ -132,7 +132,7 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
             drop(say_over);
             become_user(worker_user());
             for _ in 0..5 {
-                // SAFETY: as above.
+                // SAFETY: the process has one thread, so the child may call everything.
                 if unsafe { libc::fork() } == 0 {
                     let socket = request_socket();
                     let kept = ask_for_twins(socket, 50);
@@ -145,7 +145,7 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
             }
             drop(say_ready);
             let _ = (&over).read(&mut [0]);
-            // SAFETY: as above.
+            // SAFETY: ends the child at once, before it runs anything of the test's.
             unsafe { libc::_exit(0) };
         }
         drop((say_ready, over));
@@ -176,7 +176,7 @@ pub(super) fn a_worker_that_floods_stops_nobody() {
         }
         // Each sends as fast as it can: what is refused, what takes the keeper a fork, and for another process.
         for _ in 0..12 {
-            // SAFETY: as above.
+            // SAFETY: the process has one thread, so the child may call everything.
             if unsafe { libc::fork() } == 0 {
                 let socket = request_socket();
                 rustix::io::ioctl_fionbio(&over, true).unwrap();
@@ -189,7 +189,7 @@ pub(super) fn a_worker_that_floods_stops_nobody() {
                 unsafe { libc::_exit(0) };
             }
         }
-        // SAFETY: as above.
+        // SAFETY: waits for the child's own children and ends it; null asks for no status.
         unsafe {
             while libc::wait(std::ptr::null_mut()) > 0 {}
             libc::_exit(0)

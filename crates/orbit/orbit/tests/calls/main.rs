@@ -194,7 +194,7 @@ fn untouched_memory_of_an_area_is_not_copied() {
     }
     let orbit = Orbit::builder("test").entry(read).create().unwrap();
     let call = |at: usize| {
-        // SAFETY: as above.
+        // SAFETY: the area has more than `at` bytes.
         let place = address(unsafe { start.add(at) }.as_ptr());
         orbit.call(&Call::new().areas(&[&area]).arguments(&place)).unwrap()
     };
@@ -271,7 +271,7 @@ fn c_functions_are_called() {
     let orbit = unsafe { Orbit::builder("c").c_entry(c_task).c_init(c_init) }.create().unwrap();
     let three = 3_i64.to_ne_bytes();
     assert_eq!(orbit.call(&Call::new().arguments(&three)), Ok(308));
-    // SAFETY: as above.
+    // SAFETY: the function is given the arguments that it expects.
     let named = unsafe { Call::new().arguments(&three).c_function(c_task) };
     assert_eq!(orbit.call(&named), Ok(309));
 }

@@ -111,10 +111,10 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     unsafe { madvise(memory.at(50).cast(), 2 * SIZE, Advice::LinuxDontNeed) }.unwrap();
     assert_eq!([memory.number(50), memory.number(51), memory.number(52)], [0, 0, known(52)]);
     let moved = Memory(map(8).cast());
-    // SAFETY: as above.
+    // SAFETY: both ranges are the test's own mappings, and nothing refers to them.
     unsafe { mremap_fixed(memory.at(16).cast(), 8 * SIZE, 8 * SIZE, MremapFlags::MAYMOVE, moved.0.cast()) }
         .unwrap();
-    // SAFETY: as above.
+    // SAFETY: the range is the test's own mapping, and nothing refers to it.
     unsafe { munmap(memory.at(40).cast(), 4 * SIZE) }.unwrap();
     assert_eq!((moved.number(2), memory.number(TOUCHED + 5)), (known(18), 0));
     // A child waits for the same pages. The kernel makes it once the thread that brings them has heard of it, which

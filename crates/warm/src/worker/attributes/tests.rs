@@ -139,7 +139,7 @@ fn change_one(name: &str, change: Change) -> i32 {
     unsafe { libc::setsid() };
     if name == "session" {
         // A leader cannot leave its session; its child can.
-        // SAFETY: as above; the child ends in `change_one`'s caller.
+        // SAFETY: the child makes plain system calls and ends in `change_one`'s caller.
         let child = unsafe { libc::fork() };
         if child != 0 {
             let mut status = 0;

@@ -50,7 +50,7 @@ pub fn enter_namespaces(sandbox: &Sandbox) -> Result<Protections, SandboxError> 
     }
     die_with_parent().map_err(io_error("PR_SET_PDEATHSIG"))?;
     let protections = Protections { namespaces: rearrange_mounts(sandbox)? };
-    // SAFETY: as above.
+    // SAFETY: the process has one thread, so the child may do whatever the parent may.
     match unsafe { libc::fork() } {
         -1 => Err(io_error("fork")(io::Error::last_os_error())),
         0 => {
@@ -78,7 +78,7 @@ fn unshare(sandbox: &Sandbox) -> Result<bool, SandboxError> {
     if unsafe { libc::unshare(flags) } == 0 {
         return Ok(true);
     }
-    // SAFETY: as above.
+    // SAFETY: unshare takes a number; the process has one thread.
     if unsafe { libc::unshare(flags | libc::CLONE_NEWUSER) } == -1 {
         return Ok(false);
     }
