@@ -64,7 +64,7 @@ pub enum Error {
     Died {
         /// The descriptor.
         descriptor: i32,
-        /// How it died.
+        /// The way in which the context ended.
         end: End,
     },
     /// The context that had control died, and so did the one that had switched to it: reported to the next one in the
@@ -82,7 +82,7 @@ pub enum Error {
     TooLong {
         /// How many were given.
         bytes: usize,
-        /// How many fit.
+        /// The number of bytes that fit.
         room: usize,
     },
     /// No context more fits.
@@ -94,7 +94,7 @@ pub enum Error {
     /// A range is empty, not made of whole pages, or no range.
     #[error("the range {start:#x}+{length:#x} is not made of whole pages of 4096 bytes")]
     Unaligned {
-        /// Its start.
+        /// The lowest address of the range.
         start: usize,
         /// Its length in bytes.
         length: usize,
@@ -102,7 +102,7 @@ pub enum Error {
     /// What is asked for cannot be had, or not together.
     #[error("the specification cannot be met: {why}")]
     Unmet {
-        /// Why not.
+        /// The sentence that says why not.
         why: &'static str,
     },
     /// Two specifications contradict.
@@ -116,11 +116,11 @@ pub enum Error {
     /// Memory that cannot be shared or unmapped.
     #[error("the memory at {address:#x} cannot be {what}: {why}")]
     Memory {
-        /// Where.
+        /// The address of the memory.
         address: usize,
         /// What was to be done with it.
         what: &'static str,
-        /// Why not.
+        /// The sentence that says why not.
         why: &'static str,
     },
     /// The context is stopped in a system call that only its creator can answer.
@@ -159,7 +159,7 @@ pub enum Error {
     CallUnknown {
         /// The call's number.
         number: u32,
-        /// Why not.
+        /// The sentence that says why not.
         why: &'static str,
     },
     /// No capability for the range.
@@ -167,7 +167,7 @@ pub enum Error {
     Denied {
         /// The descriptor.
         descriptor: i32,
-        /// Its start.
+        /// The lowest address of the range.
         start: usize,
         /// Its length in bytes.
         length: usize,
@@ -175,7 +175,7 @@ pub enum Error {
     /// The new context could not become what was asked for.
     #[error("the new context could not {step}: {errno}")]
     Birth {
-        /// What it tried.
+        /// The step that failed.
         step: &'static str,
         /// The kernel's answer.
         errno: Errno,

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 
-/// 128 random bits.
+/// The ID of a context: 128 random bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Id(pub(crate) [u8; 16]);
 

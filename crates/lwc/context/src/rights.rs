@@ -16,7 +16,7 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// None at all.
+    /// Returns the rights of a context that has none.
     pub fn none() -> Self {
         Self::default()
     }
@@ -85,7 +85,7 @@ impl Rights {
         (bytes.len() <= ROOM).then_some(bytes)
     }
 
-    /// From a link.
+    /// Decodes rights from the bytes of a link.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
         let (calls, rest) = bytes.split_at_checked(size_of::<Calls>())?;
         let mut words =

@@ -99,7 +99,7 @@ pub(crate) struct Grant {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) program: &'static Program,
-    /// Our slot.
+    /// The slot of this context.
     pub(crate) me: u32,
     pub(crate) creator: Creator,
     /// The logical thread of the thread whose turn it is.

@@ -15,7 +15,7 @@ pub struct Context {
 /// What a context learns when control enters it.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Who switched here.
+    /// The context that switched to this one.
     pub caller: Context,
     /// The argument that is a value.
     pub word: u64,
@@ -32,7 +32,7 @@ pub struct Arrival {
 /// What a new context learns when control enters it for the first time.
 #[derive(Debug)]
 pub struct Start {
-    /// Who created it.
+    /// The context that created this one.
     pub creator: Context,
     /// Who switched to it, and with what.
     pub arrival: Arrival,
@@ -41,7 +41,7 @@ pub struct Start {
 /// Where a call of [`create_here`](crate::create_here) returns.
 #[derive(Debug)]
 pub enum Created {
-    /// In the creator.
+    /// The call returned in the creator.
     Creator(Context),
     /// In the new context, when a context switches to it for the first time.
     Context(Start),

@@ -49,7 +49,7 @@ pub(crate) enum RunMode {
 /// What a caller wants of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
-    /// Nanoseconds.
+    /// The limit of time in nanoseconds.
     pub(crate) time: Option<u64>,
     /// Bytes of private writable memory on top of what there is.
     pub(crate) memory: Option<u64>,

@@ -53,7 +53,7 @@ pub enum Error {
     /// The snapshot is not there.
     #[error("there is no snapshot {id:#x}: it was discarded, or never taken in this process")]
     NoSnapshot {
-        /// Its name.
+        /// The ID of the object.
         id: u64,
     },
     /// A value that a resume cannot return.
@@ -61,7 +61,7 @@ pub enum Error {
         "a resume cannot return {value}, which says something else: use any value but 0, -1 and i32::MIN"
     )]
     Value {
-        /// What was given.
+        /// The value that was given.
         value: i32,
     },
     /// The processor's shadow stack is on: stacks cannot be put back.

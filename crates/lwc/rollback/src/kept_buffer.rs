@@ -61,7 +61,7 @@ impl KeptBuffer {
         }
     }
 
-    /// What was pushed.
+    /// Returns the bytes that were pushed.
     pub fn bytes(&self) -> &[u8] {
         let start = std::ptr::with_exposed_provenance::<u8>(self.memory.start + HEADER);
         // SAFETY: `push` initialised that many bytes, and nothing before `length` changes while `self` is borrowed:

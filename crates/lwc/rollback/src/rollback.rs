@@ -19,9 +19,9 @@ use crate::undo::children::Children;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It returned.
+    /// The closure returned.
     Returned,
-    /// It panicked.
+    /// The closure panicked.
     Panicked,
     /// It, or a thread of its, called `exit` or `_exit` with this status.
     Exited(i32),

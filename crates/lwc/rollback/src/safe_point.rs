@@ -14,7 +14,7 @@ use crate::rseq_areas;
 pub(crate) struct SafePointState {
     /// 1 while threads are to park.
     wanted: AtomicU32,
-    /// How many wait.
+    /// The number of threads that wait at a safe point.
     parked: AtomicU32,
 }
 

@@ -15,7 +15,7 @@ pub enum Error {
     /// The session has ended before, or never was.
     #[error("session {number} of the pool has ended: begin a new one")]
     NoSession {
-        /// Its place.
+        /// The number of the session.
         number: usize,
     },
     /// A session could not be made ready.

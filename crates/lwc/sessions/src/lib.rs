@@ -75,7 +75,7 @@ pub use session::Connection;
 pub enum Step {
     /// It goes on when its connection is ready for this.
     Waits(Interest),
-    /// It is over.
+    /// The session has ended.
     Ended(Ended),
 }
 

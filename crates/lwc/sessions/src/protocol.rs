@@ -7,9 +7,9 @@ use orrery_rollback::Outcome;
 pub enum Interest {
     /// Something to read, or the end of it.
     Readable,
-    /// Room to write.
+    /// The connection has room to write.
     Writable,
-    /// Either.
+    /// Bytes to read or room to write.
     Both,
 }
 
@@ -17,9 +17,9 @@ pub enum Interest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// It returned.
+    /// The session returned.
     Returned,
-    /// It panicked.
+    /// The session panicked.
     Panicked,
     /// It called `exit` with this status. The program goes on.
     Exited(i32),

@@ -34,7 +34,7 @@ impl Peer {
     }
 }
 
-/// All of them.
+/// The connections of a vault.
 #[derive(Debug)]
 pub(super) struct Connections {
     all: Vec<Peer>,

@@ -93,7 +93,7 @@ pub enum Error {
     Start {
         /// The program.
         program: CString,
-        /// What execve(2) said.
+        /// The error of execve(2).
         errno: Errno,
     },
     /// This program was not started as a vault: descriptor 3 is no socket of one.

@@ -440,9 +440,9 @@ fn tell_spare(spare: &OwnedFd, peer: &Peer) -> Result<(), Errno> {
 enum Told {
     Connection(Peer),
     End,
-    /// Nothing, so far.
+    /// There is nothing to receive yet.
     Nothing,
-    /// Nothing, and never again.
+    /// The other side is gone, or has sent something else.
     Over,
 }
 

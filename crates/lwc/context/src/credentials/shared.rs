@@ -32,10 +32,10 @@ const VERSION: u32 = 0x2008_0522;
 /// Who a thread is, as far as it is shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Credentials {
-    /// Real, effective, saved.
+    /// The real, effective and saved user IDs.
     users: [u32; 3],
     groups: [u32; 3],
-    /// Effective, permitted, inheritable.
+    /// The effective, permitted and inheritable capabilities.
     capabilities: [u64; 3],
     others: Vec<u32>,
 }

@@ -114,7 +114,7 @@ fn reap(child: Pid) {
     }
 }
 
-/// In the checkpoint.
+/// Runs in the checkpoint: waits until a copy of it is wanted.
 fn be_spare(state: &mut Held, writer: OwnedFd, mask: signals::Mask) -> Arrival {
     let ready = set_up(state).is_ok() && rustix::io::write(&writer, &[1]) == Ok(1);
     drop(writer);

@@ -17,7 +17,7 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
 
-/// All addresses.
+/// The range of all addresses.
 pub(crate) const EVERYTHING: PageRange = PageRange { start: 0, end: usize::MAX & !(PAGE - 1) };
 
 /// How many bytes are looked at for zeros at a time.

@@ -13,13 +13,13 @@ use crate::shared::program::MAX_CONTEXTS;
 const BITS: u32 = MAX_CONTEXTS.trailing_zeros();
 const _: () = assert!(MAX_CONTEXTS.is_power_of_two(), "a seat has bits of its own");
 
-/// Who has control.
+/// The context that has control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Controller(u32);
 
 /// The word that says so.
 pub(crate) trait Word {
-    /// What it says.
+    /// Returns the present value of the word.
     fn read(&self) -> u32;
     /// Makes it say `new` if it says `old`, else gives what it says.
     fn exchange(&self, old: u32, new: u32) -> Result<(), u32>;

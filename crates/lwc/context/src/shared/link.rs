@@ -54,7 +54,7 @@ struct Half {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
-    /// Control, with arguments.
+    /// A switch: control, with its arguments.
     Switch = 1,
     /// "Give me a copy of your memory from `word` on, `extent` bytes".
     Copy,

@@ -243,12 +243,12 @@ fn own_interface(filter: Filter) -> Filter {
 }
 
 impl Calls {
-    /// No call.
+    /// Returns the set of no calls.
     pub const fn none() -> Self {
         Self([0; MOST as usize / 64])
     }
 
-    /// Every call.
+    /// Returns the set of all calls.
     pub const fn all() -> Self {
         Self([u64::MAX; MOST as usize / 64])
     }

@@ -31,7 +31,7 @@ pub struct FromCaller {
     pub memory: bool,
     /// The descriptors, and the working directory.
     pub descriptors: bool,
-    /// User, groups, capabilities.
+    /// Whether user, groups and capabilities are the caller's.
     pub credentials: bool,
 }
 

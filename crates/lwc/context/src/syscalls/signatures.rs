@@ -19,10 +19,10 @@ pub(crate) enum Argument {
     Memory { size: Size, out: bool },
 }
 
-/// How much memory.
+/// The size of the memory that an argument points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// So many bytes.
+    /// A fixed number of bytes.
     Bytes(usize),
     /// What that argument says.
     Says(usize),

@@ -59,7 +59,7 @@ struct Stop {
     logical_thread: AtomicU32,
     /// Where it waits; 0 while it does not.
     stack: AtomicUsize,
-    /// Its thread pointer.
+    /// The thread pointer of the stopped thread.
     pointer: AtomicUsize,
     /// Its list of robust futexes.
     robust: AtomicUsize,

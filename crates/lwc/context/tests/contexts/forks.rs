@@ -224,7 +224,7 @@ pub(crate) fn filtered_contexts_stay_behind() {
     assert_eq!(refusing.switch(0, &[]).unwrap().word, 1);
 }
 
-/// Eagerly and lazily.
+/// Checks copies that were made eagerly and lazily.
 fn has_copies(context: Context, unchanged: impl Fn(u64)) {
     let before = context.switch(1, &[]).unwrap().word;
     let pid = forked(|| unchanged(context.switch(1, &[]).unwrap().word));

@@ -203,13 +203,13 @@ pub(crate) fn set_users(real: u32, effective: u32, saved: u32) -> bool {
     unsafe { libc::setresuid(real, effective, saved) == 0 }
 }
 
-/// setresgid(2), likewise.
+/// Calls setresgid(2), likewise.
 pub(crate) fn set_groups(real: u32, effective: u32, saved: u32) -> bool {
     // SAFETY: takes numbers only.
     unsafe { libc::setresgid(real, effective, saved) == 0 }
 }
 
-/// setgroups(2), likewise.
+/// Calls setgroups(2), likewise.
 pub(crate) fn set_further_groups(groups: &[u32]) -> bool {
     // SAFETY: reads as many numbers as the slice has.
     unsafe { libc::setgroups(groups.len(), groups.as_ptr()) == 0 }

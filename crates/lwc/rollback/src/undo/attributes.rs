@@ -13,7 +13,7 @@ use crate::undo::descriptors::{Keepers, borrow};
 /// `RLIMIT_*` are numbered from 0 to this, exclusively.
 const LIMITS: usize = 16;
 
-/// Soft and hard.
+/// The soft and the hard limit.
 type Limit = [u64; 2];
 
 /// A number that the kernel keeps for this process or thread.
