@@ -20,7 +20,7 @@ const TEXT: usize = 256;
 /// What a claim says of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It waits.
+    /// The call is queued.
     Queued,
     /// The orbit has it.
     Taken,

@@ -13,7 +13,7 @@ use crate::arguments::ARGUMENTS;
 pub enum Fault {
     /// A signal ended the orbit.
     Signal {
-        /// Its number.
+        /// The number of the signal.
         signal: i32,
         /// The address whose access failed, where the signal has one.
         address: Option<usize>,
@@ -57,17 +57,17 @@ pub enum Fault {
     CpuLimit,
     /// The orbit wrote nonsense into memory that it shares with main, and was killed.
     Corrupted {
-        /// What was found.
+        /// The finding, as a sentence.
         what: String,
     },
     /// The orbit could not bring its view of the areas up to date.
     Snapshot {
-        /// Why.
+        /// The sentence that says why.
         reason: String,
     },
     /// The orbit died earlier and could not be restarted.
     NoRestart {
-        /// Why.
+        /// The sentence that says why.
         reason: String,
         /// What it had died of.
         died_of: Box<Fault>,
@@ -141,7 +141,7 @@ pub enum Error {
         orbit: String,
         /// The call's number.
         call: u64,
-        /// What happened.
+        /// The way in which the orbit failed.
         fault: Fault,
     },
     /// The orbit died before it came to this call.
@@ -151,7 +151,7 @@ pub enum Error {
         orbit: String,
         /// The call's number.
         call: u64,
-        /// What happened.
+        /// The way in which the orbit failed.
         fault: Fault,
     },
     /// The orbit is dead, and by its policy stays so.
@@ -169,7 +169,7 @@ pub enum Error {
     Init {
         /// The orbit's name.
         orbit: String,
-        /// What happened.
+        /// The way in which the orbit failed.
         fault: Fault,
     },
     /// The call was cancelled while it waited.
@@ -206,7 +206,7 @@ pub enum Error {
         ARGUMENTS
     )]
     Arguments {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
     },
     /// A function that cannot be called.
@@ -214,7 +214,7 @@ pub enum Error {
         "there is no function at {address:#x}: it must be code of the program as of the orbit's creation"
     )]
     NoFunction {
-        /// Its address.
+        /// The address of the block.
         address: usize,
     },
     /// The name of an orbit.
@@ -235,13 +235,13 @@ pub enum Error {
     /// Only main may do this.
     #[error("{operation} is for the main program: this process is an orbit (push an update instead)")]
     Inside {
-        /// What was tried.
+        /// The operation that was refused.
         operation: &'static str,
     },
     /// Only an orbit may do this.
     #[error("{operation} is for a task that runs in an orbit: this process is not one")]
     Outside {
-        /// What was tried.
+        /// The operation that was refused.
         operation: &'static str,
     },
     /// The orbit belongs to another process.
@@ -270,9 +270,9 @@ pub enum Error {
     /// An update that could not be sent.
     #[error("an update of {bytes} bytes could not be sent: {reason}")]
     Send {
-        /// Its size.
+        /// The size in bytes.
         bytes: usize,
-        /// Why.
+        /// The sentence that says why.
         reason: String,
     },
 }

@@ -5,7 +5,7 @@
 pub struct Flags(u32);
 
 impl Flags {
-    /// No flags.
+    /// The empty set of flags.
     pub const NONE: Self = Self(0);
     /// Nobody will ask for the value: nothing is kept for it.
     pub const NO_RETURN_VALUE: Self = Self(1);

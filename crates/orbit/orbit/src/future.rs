@@ -20,7 +20,7 @@ pub struct Future {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Finished {
-    /// Its number.
+    /// The number of the call.
     pub call: u64,
     /// What the task returned, or what befell it.
     pub result: Result<i64>,

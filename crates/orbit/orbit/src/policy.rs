@@ -10,11 +10,11 @@ pub enum BackPressure {
     /// hold up a program that does not depend on its answers. [`orrery_domain::Statistics::dropped`] counts the calls
     /// that fail.
     WaitForValues(Duration),
-    /// Wait for room.
+    /// Wait until there is room.
     Wait,
     /// Wait for room, then fail.
     WaitAtMost(Duration),
-    /// Fail.
+    /// Fail at once.
     Fail,
     /// Cancel the oldest waiting call that is cancellable; fail where there is none.
     CancelOldest,
@@ -29,7 +29,7 @@ pub enum Placement {
     Auto,
     /// On the CPU of the thread that called last.
     Caller,
-    /// On this CPU.
+    /// On the CPU with this number.
     Cpu(usize),
     /// Where the scheduler wants it.
     Anywhere,

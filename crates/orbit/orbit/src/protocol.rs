@@ -55,7 +55,7 @@ pub(crate) struct Request {
     pub(crate) delta: u64,
 }
 
-/// Its size.
+/// The size of a request in bytes.
 pub(crate) const REQUEST: usize = 40;
 
 impl Request {
@@ -122,7 +122,7 @@ pub(crate) struct Answer {
     pub(crate) value: i64,
 }
 
-/// Its size.
+/// The size of an answer in bytes.
 pub(crate) const ANSWER: usize = 16;
 
 impl Answer {

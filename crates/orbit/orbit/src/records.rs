@@ -24,7 +24,7 @@ pub(crate) enum Progress {
     Free,
     /// It waits or runs.
     UnderWay,
-    /// It is over.
+    /// The call is over.
     Over(Result<i64>),
 }
 
@@ -52,7 +52,7 @@ impl Record {
     }
 }
 
-/// All records.
+/// The records of all calls.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     slots: Vec<Record>,

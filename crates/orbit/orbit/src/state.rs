@@ -69,7 +69,7 @@ pub(crate) enum Phase {
     Up,
     /// Dead; to be restarted then.
     Waiting(Moment),
-    /// Dead for good.
+    /// The orbit is dead and is not restarted.
     Down {
         fault: Fault,
         restarts: u32,
@@ -435,7 +435,7 @@ impl State {
         }
     }
 
-    /// Restart, and when?
+    /// Decides whether to restart, and when.
     fn decide(&mut self, fault: Fault, end: End) {
         self.last_fault = Some(fault.clone());
         self.statistics.set_last_fault(&fault.to_string());

@@ -127,7 +127,7 @@ fn symbol_at(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) name: String,
-    /// Its size.
+    /// The size of the symbol in bytes.
     pub(crate) bytes: usize,
 }
 

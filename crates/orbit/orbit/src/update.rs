@@ -90,13 +90,13 @@ impl Scratch {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Record<'a> {
-    /// Bytes to read.
+    /// Bytes for the receiver to read.
     Data(&'a [u8]),
     /// Bytes to put somewhere.
     Modify {
-        /// Where.
+        /// The address of the bytes in main.
         address: usize,
-        /// What.
+        /// The new bytes.
         bytes: &'a [u8],
     },
     /// A call to make.

@@ -18,7 +18,8 @@ pub(crate) const INLINE: usize = 32 << 10;
 const HEAD: usize = 24;
 const MAGIC: u64 = 0x6f72_6269_745f_7570;
 
-/// Both ends. Each side keeps both: main since later instances inherit from it, the orbit because closing costs.
+/// Both ends of the socket. Each side keeps both: main since later instances inherit from it, the orbit because
+/// closing takes time.
 #[derive(Debug)]
 pub(crate) struct UpdateSocket {
     main: OwnedFd,
@@ -31,7 +32,7 @@ fn identity(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
     rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// What arrived.
+/// A message that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// The records of an update of this call.

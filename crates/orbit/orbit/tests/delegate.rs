@@ -96,7 +96,7 @@ struct Whole<'a, T: Copy, const N: usize>
 where
     T: Default,
 {
-    /// Seen.
+    /// The values that the transaction has seen.
     #[watched]
     seen: [T; N],
     #[cfg(not(all()))]

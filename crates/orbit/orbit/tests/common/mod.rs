@@ -35,7 +35,7 @@ impl<'area> Number<'area> {
         self.0.as_ptr()
     }
 
-    /// As arguments.
+    /// Returns the address as arguments of a call.
     pub(crate) fn address(self) -> [u8; 8] {
         address(self.pointer())
     }
