@@ -17,7 +17,7 @@ pub enum Error {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         cause: std::io::Error,
     },
     /// The file is no library for this machine.
@@ -25,7 +25,7 @@ pub enum Error {
     Elf {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The sentence that says what is wrong.
         cause: String,
     },
     /// The library was built without the pass.
@@ -70,7 +70,7 @@ pub enum Error {
     Load {
         /// The file.
         path: PathBuf,
-        /// What dlerror(3) returned.
+        /// The text of dlerror(3).
         cause: String,
     },
     /// The library was in the process before, and may have been used.
@@ -91,7 +91,7 @@ pub enum Error {
     AddressSpace {
         /// How much was asked for.
         bytes: usize,
-        /// Why.
+        /// The error of the kernel.
         errno: Errno,
     },
     /// A system call failed.

@@ -47,7 +47,7 @@ unsafe impl Send for Loaded {}
 // SAFETY: the descriptor is constant, and its functions may be called from any thread.
 unsafe impl Sync for Loaded {}
 
-/// What dlopen(3) returned.
+/// A handle of dlopen(3).
 #[derive(Debug)]
 struct Handle(NonNull<c_void>);
 

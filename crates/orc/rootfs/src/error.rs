@@ -13,9 +13,9 @@ pub enum Error {
     /// An operation on a file.
     #[error("cannot {operation} {}: {cause}", path.display())]
     File {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// On which file.
+        /// The path of the file.
         path: PathBuf,
         /// The kernel's answer.
         cause: io::Error,

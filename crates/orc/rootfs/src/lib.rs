@@ -31,7 +31,7 @@ pub use error::{Error, Result};
 pub struct Summary {
     /// Regular files with bytes.
     pub files: u64,
-    /// Their bytes.
+    /// The size of these files in bytes.
     pub bytes: u64,
     /// Of these, the bytes that no other tree had brought before.
     pub new_bytes: u64,

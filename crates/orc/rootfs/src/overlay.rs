@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// The directories of a layer to write to.
 #[derive(Clone, Copy, Debug)]
 pub struct Upper<'a> {
-    /// What is written.
+    /// The directory that is written to.
     pub upper: &'a Path,
     /// An empty directory on the same file system.
     pub work: &'a Path,

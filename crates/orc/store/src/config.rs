@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Executables {
-    /// None.
+    /// No executable.
     Never,
     /// Those of files that belong to root, to the store's user or to the client's, and that no other user may write.
     Owned,
     /// Those of any file.
     Files,
-    /// Any.
+    /// Every executable.
     Any,
 }
 
 /// A trust domain of all clients that connect to one socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedTrustDomain {
-    /// Its name.
+    /// The name of the trust domain.
     pub name: String,
     /// The path of its socket.
     pub socket: PathBuf,

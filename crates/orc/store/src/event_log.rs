@@ -30,7 +30,7 @@ pub(crate) struct Event<'a> {
     /// The process, as it was when it connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pid: Option<i32>,
-    /// Its user.
+    /// The user ID of the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uid: Option<u32>,
     /// The object.

@@ -84,7 +84,7 @@ pub fn program(path: &Path) -> io::Result<Option<&'static str>> {
 pub struct Process {
     /// The path of its root directory.
     root: PathBuf,
-    /// Its user.
+    /// The user ID of the process.
     uid: u32,
     /// What keeps all of it from sharing.
     obstacle: Option<&'static str>,

@@ -138,7 +138,7 @@ pub struct DomainUsage {
 /// The usage of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Measurement {
-    /// By trust domain.
+    /// The usage of memory by trust domain.
     pub trust_domains: BTreeMap<String, DomainUsage>,
     /// By the name of the program.
     pub programs: BTreeMap<String, Program>,

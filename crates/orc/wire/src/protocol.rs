@@ -39,17 +39,17 @@ pub const EXECUTABLE: u32 = 1;
 pub const PUBLIC: u32 = 2;
 /// The object gets pages of its own, even if it is small.
 pub const OWN_PAGES: u32 = 4;
-/// All flags.
+/// All flags of a request.
 pub const FLAGS: u32 = EXECUTABLE | PUBLIC | OWN_PAGES;
 
 /// The bytes of a new object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content<'a> {
-    /// In the message.
+    /// The content is in the message.
     Inline(&'a [u8]),
     /// The first bytes of a memory file, whose descriptor comes with the message.
     Descriptor {
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
 }
@@ -57,7 +57,7 @@ pub enum Content<'a> {
 /// A range of a file, whose descriptor comes with the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// [`EXECUTABLE`] or nothing.
+    /// The flag [`EXECUTABLE`], or 0.
     pub flags: u32,
     /// Its offset in the file: a multiple of 4,096.
     pub offset: u64,
@@ -70,7 +70,7 @@ pub struct FileRange {
 pub enum Request<'a> {
     /// Copies these bytes into a sealed file, and hands the object out.
     Register {
-        /// [`EXECUTABLE`], [`PUBLIC`], [`OWN_PAGES`].
+        /// A combination of [`EXECUTABLE`], [`PUBLIC`] and [`OWN_PAGES`].
         flags: u32,
         /// The hash that the client expects, which the store checks.
         expected: Option<ObjectId>,
@@ -121,13 +121,13 @@ pub struct RelocatedData {
 /// A handle of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Its name.
+    /// The ID of the object.
     pub id: ObjectId,
     /// Its offset in its file.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// [`EXECUTABLE`], [`PUBLIC`].
+    /// A combination of [`EXECUTABLE`] and [`PUBLIC`].
     pub flags: u32,
 }
 
@@ -153,12 +153,12 @@ pub enum Reply {
     FileRanges(Vec<FileRangeReply>),
     /// A report in JSON: a memory file of this length comes with the message.
     Report {
-        /// Bytes.
+        /// The length in bytes.
         length: u64,
     },
     /// The placement table of the trust domain: a memory file of this length comes with the message.
     PlacementTable {
-        /// Bytes.
+        /// The length in bytes.
         length: u64,
     },
     /// The request was refused.

@@ -343,7 +343,7 @@ impl Drop for FileMapping {
 /// Who can still change a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Immutability {
-    /// Nobody.
+    /// No process can change the file.
     Permanent,
     /// Its creator only, and not the bytes that were handed out.
     ExceptWriter,

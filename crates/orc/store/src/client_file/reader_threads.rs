@@ -59,7 +59,7 @@ struct Account {
 pub(super) enum Purpose {
     /// Files that are [known](ClientFile::is_known_local) to be local.
     Local,
-    /// Other files.
+    /// Reading other files.
     Other,
     /// Closing descriptors.
     Close,

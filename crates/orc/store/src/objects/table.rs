@@ -15,9 +15,9 @@ pub(crate) type Holder = u64;
 /// The quota of each trust domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Bytes.
+    /// The number of bytes.
     pub(crate) bytes: u64,
-    /// Objects.
+    /// The number of objects.
     pub(crate) objects: usize,
 }
 
