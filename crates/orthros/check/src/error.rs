@@ -12,7 +12,7 @@ pub enum Error {
     NoProcess(i32),
     /// A file of `/proc` cannot be read.
     Read {
-        /// Which one.
+        /// The path of the file.
         path: PathBuf,
         /// What the system said.
         error: io::Error,

@@ -34,11 +34,11 @@ pub struct Finding {
     pub pid: i32,
     /// The name of that process' program.
     pub process: String,
-    /// Which part.
+    /// The part of the process.
     pub object: String,
     /// What would become of it.
     pub verdict: Verdict,
-    /// Why.
+    /// The sentence that says why.
     pub why: String,
     /// What can be done about it.
     pub way_out: String,
@@ -47,7 +47,7 @@ pub struct Finding {
 /// What is known about a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its first process.
+    /// The PID of its first process.
     pub pid: i32,
     /// How many processes it has.
     pub processes: usize,

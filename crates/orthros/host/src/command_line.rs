@@ -12,7 +12,7 @@ pub struct MachineConfig {
     pub name: String,
     /// Its memory, in MiB; a power of two where another machine is to see it.
     pub memory_mib: u64,
-    /// Its processors.
+    /// The number of processors.
     pub cpus: u32,
     /// What is added to the kernel's command line.
     pub append: String,

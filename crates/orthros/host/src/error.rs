@@ -10,9 +10,9 @@ pub enum Error {
     /// a file could not be read or written
     #[error("cannot {operation} {path}: {error}")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// With which file.
+        /// The path of the file.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
@@ -76,7 +76,7 @@ pub enum Error {
     /// a helper program of Orrery's own is not there
     #[error("{why}")]
     Helper {
-        /// Its name.
+        /// The name of the program.
         program: String,
         /// Where it was looked for.
         why: String,
@@ -94,9 +94,9 @@ pub enum Error {
         "both machines together take {needs} MiB, and {has} MiB can be had; --memory says how much each has"
     )]
     Room {
-        /// What they take.
+        /// The memory that the machines need, in MiB.
         needs: u64,
-        /// What there is.
+        /// The memory that the host has, in MiB.
         has: u64,
     },
     /// a program that was started failed
@@ -104,7 +104,7 @@ pub enum Error {
     Command {
         /// The command line.
         command: String,
-        /// What it said.
+        /// The text that it printed.
         why: String,
     },
     /// a package without what it is known to have
@@ -130,11 +130,11 @@ pub enum Error {
     Timeout {
         /// The machine's name.
         machine: String,
-        /// How long.
+        /// The time that was waited, in seconds.
         seconds: u64,
-        /// For what.
+        /// The event that did not happen.
         what: String,
-        /// Where to look.
+        /// The place that says more.
         hint: String,
     },
     /// the survivor was lost when the service had begun to go on in it
@@ -144,7 +144,7 @@ pub enum Error {
     Gone {
         /// The machine's name.
         machine: String,
-        /// What was noticed.
+        /// The sign by which the loss was noticed.
         why: String,
     },
     /// a guest answered that it could not
@@ -152,7 +152,7 @@ pub enum Error {
     Guest {
         /// The machine's name.
         machine: String,
-        /// What it said.
+        /// The text that it printed.
         why: String,
     },
 }

@@ -48,7 +48,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them.
+    /// All kinds of faults.
     pub const ALL: [Self; 7] =
         [Self::Panic, Self::Oops, Self::Oom, Self::Nmi, Self::Hang, Self::Spin, Self::Lockup];
 

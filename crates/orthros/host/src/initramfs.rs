@@ -34,7 +34,7 @@ struct Rights {
 }
 
 impl Rights {
-    /// Root's.
+    /// Returns the attributes of a file that root owns.
     fn root(mode: u32) -> Self {
         Self { mode, uid: 0, gid: 0 }
     }

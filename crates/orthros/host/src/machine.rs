@@ -33,7 +33,7 @@ pub struct Machine {
     child: Child,
     directory: PathBuf,
     started: Instant,
-    /// Its memory.
+    /// The file of the machine's memory.
     memory: OwnedFd,
     keep: bool,
 }

@@ -84,7 +84,7 @@ pub struct Failover {
 /// Memory that came when the service lived again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LazyPages {
-    /// How many pages.
+    /// The number of pages.
     pub pages: u64,
     /// How long that took, in seconds.
     pub seconds: f64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// One of the machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Role {
-    /// Its name.
+    /// The name of the machine.
     pub name: String,
     /// The number of its QEMU.
     pub pid: u32,

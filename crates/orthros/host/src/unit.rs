@@ -200,7 +200,7 @@ impl Reading<'_> {
         }
     }
 
-    /// Who runs it.
+    /// Returns the user that runs the unit.
     fn who(&self, exec: &mut ExecConfig) -> Result<Option<User>> {
         let user = self.settings.last("User").map(|setting| {
             let user = self.text(setting)?;

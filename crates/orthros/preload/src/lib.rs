@@ -23,7 +23,7 @@ pub const MARK: [u8; 16] = *b"orthros calls 1\0";
 pub const CALLS: usize = 512;
 /// The answer that leaves it to the rescue.
 pub const DEFAULT: u16 = 0;
-/// Begin it again.
+/// The call is to be begun again.
 pub const AGAIN: u16 = 1;
 /// Go on at the block's entry.
 pub const ASK: u16 = 2;
@@ -45,7 +45,7 @@ pub struct Block {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// Its number.
+    /// The number of the system call.
     pub number: c_long,
     /// What it was given.
     pub arguments: [c_long; 6],

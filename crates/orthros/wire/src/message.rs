@@ -95,7 +95,7 @@ pub enum Report {
         pid: i32,
         /// The steps of the restore, in order.
         steps: Vec<Step>,
-        /// What was restored.
+        /// The summary of what was restored.
         summary: Summary,
     },
     /// All pages that were restored lazily have arrived.

@@ -70,7 +70,7 @@ pub enum MainProcess {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkingDirectory {
-    /// Its path.
+    /// The path of the directory.
     pub path: String,
     /// Whether the service starts in `/` if the directory does not exist.
     pub optional: bool,
@@ -108,13 +108,13 @@ pub struct Credentials {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Directory {
-    /// Its path.
+    /// The path of the directory.
     pub path: String,
-    /// Its permissions.
+    /// The permission bits of the directory.
     pub mode: u32,
-    /// Its owner.
+    /// The user that owns the directory.
     pub uid: u32,
-    /// Its group.
+    /// The group that owns the directory.
     pub gid: u32,
     /// Whether an existing directory gets this owner, with everything in it. Otherwise an existing directory is left as
     /// it is, unless the service's disk is mounted there.

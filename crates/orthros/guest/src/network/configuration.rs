@@ -76,7 +76,7 @@ const FAMILIES: [u8; 2] = [2, 10];
 /// Rules of netfilter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 enum Rules {
-    /// There are none.
+    /// There are no rules.
     #[default]
     None,
     /// As `nft` lists them.

@@ -31,7 +31,7 @@ const BATCH: usize = 256;
 /// So many files are named where there is no room for all.
 const MOST_TOLD: usize = 20;
 
-/// What was written.
+/// The files that were written.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     pub(crate) counts: WrittenBack,

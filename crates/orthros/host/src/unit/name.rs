@@ -10,7 +10,7 @@ const OTHERS: [&str; 10] =
 /// The name of a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
-    /// All of it.
+    /// The full name.
     pub(super) full: String,
     /// What comes before `@`, or before the suffix.
     pub(super) prefix: String,
@@ -53,7 +53,7 @@ impl Name {
         (!instance.is_empty()).then(|| format!("{}@{SUFFIX}", self.prefix))
     }
 
-    /// Without the suffix.
+    /// Returns the name without its suffix.
     pub(super) fn stem(&self) -> &str {
         self.full.strip_suffix(SUFFIX).unwrap_or(&self.full)
     }

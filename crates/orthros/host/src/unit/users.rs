@@ -27,7 +27,7 @@ pub(super) struct User {
 #[derive(Debug)]
 pub(super) struct Users {
     users: Vec<User>,
-    /// Names, numbers, members.
+    /// The name, the number and the members of each group.
     groups: Vec<(String, u32, Vec<String>)>,
 }
 

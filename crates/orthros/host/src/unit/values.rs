@@ -141,7 +141,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Permissions, in octal.
+/// Parses permissions in octal.
 pub(super) fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o7777 && !text.starts_with('+'));
     mode.ok_or_else(|| "write permissions in octal, as in 0755".to_owned())

@@ -72,7 +72,7 @@ pub(crate) struct Timer {
     pub(crate) clock: u32,
     pub(crate) ticks: u64,
     pub(crate) settime_flags: u32,
-    /// In nanoseconds.
+    /// The period in nanoseconds.
     pub(crate) interval: u64,
     /// The nanoseconds until it expires; 0 if it is not set.
     pub(crate) left: u64,

@@ -96,7 +96,7 @@ impl From<orrery_kimage::IpcObject> for IpcObject {
 /// A System V semaphore set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SemaphoreSet {
-    /// Its identity.
+    /// The identity of the set.
     pub object: IpcObject,
     /// The values of its semaphores.
     pub values: Vec<u16>,
@@ -105,7 +105,7 @@ pub struct SemaphoreSet {
 /// A System V message queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageQueue {
-    /// Its identity.
+    /// The identity of the queue.
     pub object: IpcObject,
     /// The number of bytes that it may hold.
     pub capacity: u64,

@@ -1,6 +1,6 @@
 //! What is not carried over exactly.
 
-/// Remarks, as sentences.
+/// Remarks about the process, as sentences.
 #[derive(Debug, Default)]
 pub(super) struct Remarks {
     all: Vec<String>,

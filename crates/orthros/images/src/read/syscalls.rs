@@ -68,9 +68,9 @@ pub(super) struct Answers {
 /// What a program decides about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It decides nothing.
+    /// The program decides nothing about the call.
     Default,
-    /// Restart it.
+    /// Restart the call.
     Restart,
     /// Continue at this address.
     Call(u64),
