@@ -59,7 +59,7 @@ pub struct Event {
     pub time: u64,
     /// What happened: the event source defines it.
     pub value: i64,
-    /// More about it.
+    /// The second number of the event, whose meaning depends on its topic.
     pub detail: i64,
 }
 

@@ -21,7 +21,7 @@ pub enum LoadError {
     Module {
         /// The extension.
         name: String,
-        /// What is wrong.
+        /// The sentence that says what is wrong.
         cause: String,
     },
     /// The host does not grant a right that the manifest requests.
@@ -31,7 +31,7 @@ pub enum LoadError {
         name: String,
         /// The handle's name in the manifest.
         handle: String,
-        /// Why.
+        /// The reason of the refusal.
         cause: Refusal,
     },
     /// The sum of all reservations would exceed a limit.
@@ -41,7 +41,7 @@ pub enum LoadError {
     Sum {
         /// The extension.
         name: String,
-        /// Of what.
+        /// The kind of resource.
         what: &'static str,
         /// The sum with this extension.
         sum: u64,
@@ -53,7 +53,7 @@ pub enum LoadError {
     Start {
         /// The extension.
         name: String,
-        /// Why.
+        /// The reason of the abort.
         cause: Abort,
     },
     /// The kernel refuses the timer that bounds runs.
@@ -61,7 +61,7 @@ pub enum LoadError {
     Timer {
         /// The extension.
         name: String,
-        /// Why.
+        /// The error of the kernel.
         cause: orrery_sys::Error,
     },
 }

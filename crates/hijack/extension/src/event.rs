@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 pub struct Event {
     /// When it happened: nanoseconds of the host's clock.
     pub time: u64,
-    /// What happened.
+    /// The first number of the event, whose meaning depends on its topic.
     pub value: i64,
-    /// More about it.
+    /// The second number of the event.
     pub detail: i64,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Queue<T> {
     overflowed: bool,
 }
 
-/// What [`Queue::push`] did.
+/// The result of [`Queue::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
     Queued,

@@ -78,7 +78,7 @@ pub(crate) enum Found<'a, C> {
     Granted(&'a C),
     /// The handle is valid, but not for this.
     Denied,
-    /// It was revoked.
+    /// The handle was revoked.
     Revoked,
     /// It was never granted.
     Forged,

@@ -111,7 +111,7 @@ impl Refusal {
 pub enum Notice {
     /// A run was aborted; the module starts over.
     Aborted {
-        /// Why.
+        /// The reason of the abort.
         cause: Abort,
         /// How many runs were aborted so far.
         failures: u32,
@@ -122,7 +122,7 @@ pub enum Notice {
     Unloaded {
         /// Why the last run was aborted.
         cause: Abort,
-        /// How many were.
+        /// The number of failures.
         failures: u32,
     },
     /// Its queue is full, and an event was dropped: the first since it last was empty.

@@ -27,7 +27,7 @@ pub const START: &str = "start";
 /// The exported memory.
 pub const MEMORY: &str = "memory";
 
-/// Done.
+/// The call was done.
 pub const OK: i32 = 0;
 /// The handle does not have this right.
 pub const DENIED: i32 = -1;

@@ -60,7 +60,7 @@ pub struct Request {
     pub to: String,
     /// Whose; nothing for what belongs to nobody.
     pub of: Option<String>,
-    /// What for.
+    /// The rights that the extension asks for.
     pub rights: Rights,
 }
 

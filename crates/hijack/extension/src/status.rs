@@ -5,7 +5,7 @@
 pub struct Status {
     /// Events that were handled, aborted ones included.
     pub handled: u64,
-    /// Events that wait.
+    /// The number of events that wait.
     pub waiting: usize,
     /// Events that were dropped because the queue was full.
     pub dropped: u64,

@@ -32,7 +32,7 @@ pub(crate) struct Mounted {
     pub(crate) prefix: Vec<u8>,
     /// Keeps it, and leads to it.
     pub(crate) root: OwnedFd,
-    /// Its device number.
+    /// The device number of the mount.
     pub(crate) device: u64,
 }
 

@@ -62,9 +62,9 @@ pub(crate) enum ArgType {
 /// What is captured of one argument's memory, and how it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ArgDecoder {
-    /// What executives capture.
+    /// The bytes that executives capture of the argument.
     pub(crate) capture: ArgCapture,
-    /// What it means.
+    /// The type, which says how the bytes are formatted.
     pub(crate) arg_type: ArgType,
 }
 
@@ -292,7 +292,7 @@ fn more(call: &Signature) -> Vec<ArgCapture> {
 pub struct Detail {
     /// How many bytes of a buffer: [`Detail::MOST`] at most; `None`: some fifty.
     pub buffers: Option<u16>,
-    /// Where descriptors lead.
+    /// Whether descriptors are printed with their paths.
     pub descriptors: bool,
 }
 

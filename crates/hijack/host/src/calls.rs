@@ -18,9 +18,9 @@ static TABLE: &str = include_str!("../calls/table");
 /// A system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
-    /// Its number.
+    /// The number of the system call.
     pub number: u32,
-    /// Its name.
+    /// The name of the system call.
     pub name: &'static str,
     /// Its arguments; `None` where the kernel that was asked did not have the call.
     pub arguments: Option<Vec<Argument>>,
@@ -29,7 +29,7 @@ pub struct Signature {
 /// An argument of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Argument {
-    /// Its C type.
+    /// The C type of the argument.
     pub kind: &'static str,
     /// Its name in the kernel.
     pub name: &'static str,

@@ -15,7 +15,7 @@ pub(crate) enum Names {
     Signal,
     /// Flags of `clone`, with the signal that its child ends with in the lowest byte.
     Clone,
-    /// Permissions.
+    /// Permission bits, in octal.
     Permissions,
     /// A file's type, and permissions.
     FileMode,

@@ -21,7 +21,7 @@ use crate::structures;
 pub struct Described {
     /// The argument's name; empty where the call is not known so well.
     pub name: &'static str,
-    /// What it is.
+    /// The text to print.
     pub text: String,
 }
 

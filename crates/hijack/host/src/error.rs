@@ -10,7 +10,7 @@ pub enum Error {
     /// The kernel lacks a facility, or denies it.
     #[error("cannot use {facility}: {cause}; {way_out}")]
     Facility {
-        /// What is missing.
+        /// The facility that is missing.
         facility: &'static str,
         /// The kernel's error. It is part of the message, before the way out, and so no source.
         cause: io::Error,
@@ -58,7 +58,7 @@ pub enum Error {
     Archive {
         /// The archive.
         archive: PathBuf,
-        /// Why not.
+        /// The sentence that says why not.
         message: String,
     },
     /// A system call failed.

@@ -26,9 +26,9 @@ pub struct Event {
 /// What an event says of its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It begins. It may never return: what it returns, if it does, is another event.
+    /// The call begins. If it returns, its result is another event.
     Entered,
-    /// It was performed.
+    /// The call was performed.
     Done,
     /// A rule of the policy gave the result.
     Answered,
@@ -41,12 +41,12 @@ impl Event {
         Self { entry }
     }
 
-    /// Who called.
+    /// Returns the thread that made the call.
     pub fn thread(&self) -> u32 {
         self.entry.thread
     }
 
-    /// What was called.
+    /// Returns the number of the system call.
     pub fn number(&self) -> u32 {
         self.entry.number
     }
@@ -66,7 +66,7 @@ impl Event {
         self.entry.arguments
     }
 
-    /// What it returned.
+    /// Returns the result of the call.
     pub fn result(&self) -> i64 {
         self.entry.result
     }

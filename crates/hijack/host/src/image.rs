@@ -26,7 +26,7 @@ pub(crate) struct Image {
     pub(crate) length: u64,
     /// The pages that are executed.
     pub(crate) code: Range<u64>,
-    /// Where `ORRERY_CONFIG` is.
+    /// The offset of `ORRERY_CONFIG`.
     pub(crate) config: u64,
     /// Where there is a `syscall` instruction, in the code.
     syscall: u64,

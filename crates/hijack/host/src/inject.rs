@@ -189,7 +189,7 @@ fn protection_keys() -> u32 {
 enum Begin {
     /// Before its first instruction. Whose memory it has is known unless the program acts as another user than the one that executed it.
     Program,
-    /// Anywhere. Whose memory it has is known.
+    /// The thread may be anywhere; the owner of its memory is known.
     Running,
 }
 

@@ -384,7 +384,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Its process number.
+    /// Returns the PID of the program.
     pub fn pid(&self) -> i32 {
         self.pid
     }

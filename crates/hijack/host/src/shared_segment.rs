@@ -32,7 +32,7 @@ pub(crate) struct UserMemory {
 }
 
 impl UserMemory {
-    /// Fresh segments.
+    /// Makes new segments.
     fn new() -> Result<Self> {
         // SAFETY: all are made of atomics, for which zeros are valid.
         unsafe {
@@ -91,7 +91,7 @@ impl UserMemory {
 }
 
 impl SharedSegment {
-    /// Fresh segments. The kernel frees them when nobody is attached any more.
+    /// Makes new segments. The kernel frees them when no process is attached any more.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: made of atomics, for which zeros are valid.
         let verdicts: Attached<Verdicts> = unsafe { Attached::new(0o644)? };

@@ -66,7 +66,8 @@ const TREATED: [i64; 25] = [
     libc::SYS_execve,
 ];
 
-/// Calls that wait. The kernel performs them anew after a signal; and who is killed while waiting was counted.
+/// Calls that wait. The kernel restarts them after a signal; a call of a thread that was killed while it waited was
+/// counted.
 const WAITING: [i64; 22] = [
     libc::SYS_read,
     libc::SYS_write,

@@ -69,13 +69,13 @@ impl<'a> Automaton<'a> {
 /// Where in a name a walk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Behind a slash.
+    /// The last byte was a slash.
     Start,
     /// Behind a slash and a dot.
     Dot,
     /// Behind a slash and two dots.
     Dots,
-    /// Anywhere else.
+    /// The last byte belongs to another name.
     Within,
 }
 

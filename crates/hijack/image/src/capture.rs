@@ -38,7 +38,7 @@ impl ArgCapture {
 
 /// When memory is looked at: where the kernel has written nothing, there is nothing to look at after the call.
 pub mod when {
-    /// Before the call.
+    /// Captured before the call.
     pub const BEFORE: u8 = 0;
     /// After the call, where it succeeds.
     pub const SUCCEEDED: u8 = 1;

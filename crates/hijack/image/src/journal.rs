@@ -60,7 +60,7 @@ pub struct Entry {
     pub start: u64,
     /// How many it took.
     pub ticks: u64,
-    /// Who called.
+    /// The thread that made the call.
     pub thread: u32,
     /// The number.
     pub number: u32,
@@ -72,13 +72,13 @@ pub struct Entry {
     pub site: u64,
     /// As the program gave them.
     pub arguments: [u64; 6],
-    /// What it returned.
+    /// The result of the call.
     pub result: i64,
     /// The address behind the call instruction, then return addresses found on the stack; zero where none was.
     pub callers: [u64; CALLERS],
     /// Pieces of memory, one after the other in `data`: the argument's index in the upper four bits, and a length.
     pub pieces: [u16; PIECES],
-    /// What they hold.
+    /// The captured bytes.
     pub data: [u8; DATA],
 }
 

@@ -19,7 +19,7 @@ pub const MAGIC: u64 = 0x7972_7272_6f70_6f6c;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Text {
-    /// Where they begin.
+    /// The offset of the first byte.
     pub start: u32,
     /// How many they are; none: nothing is said.
     pub length: u32,
@@ -31,7 +31,7 @@ pub struct Text {
 pub struct Span {
     /// The first.
     pub first: u16,
-    /// How many.
+    /// The number of elements.
     pub count: u16,
 }
 
@@ -39,7 +39,7 @@ pub struct Span {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Paths.
+    /// The arguments that are paths.
     pub path: [u8; 2],
     /// The descriptors of directories from which these are looked up.
     pub directory: [u8; 2],
@@ -132,7 +132,7 @@ pub struct Rule {
     /// Not zero: it is asked about a look at a file by its descriptor, too: an `fstat` that is made as `newfstatat` or
     /// `statx` with an empty path.
     pub descriptors: u32,
-    /// Nothing.
+    /// Unused; zero.
     pub padding: u32,
     /// What the call returns, or how many bytes it gets.
     pub value: i64,
@@ -152,11 +152,11 @@ pub struct Rule {
     pub address: Address,
 }
 
-/// Addresses of sockets.
+/// An address of a socket.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Address {
-    /// `AF_*`; zero: any.
+    /// `AF_*`; zero matches every family.
     pub family: u16,
     /// The port; zero: any.
     pub port: u16,
@@ -188,9 +188,9 @@ pub mod kinds {
 
 /// Whether a call is logged in the journal.
 pub mod log {
-    /// It is.
+    /// The call is logged.
     pub const CALLS: u32 = 1;
-    /// It is, and where it came from.
+    /// The call is logged with the place that it came from.
     pub const PLACES: u32 = 2;
 }
 

@@ -112,7 +112,7 @@ pub const fn tag(state: u32) -> u32 {
     state & TAG
 }
 
-/// Whose it is.
+/// Returns the PID of the process that owns a state word.
 pub const fn owner(state: u32) -> u32 {
     state >> TAG_BITS
 }
@@ -163,7 +163,7 @@ enum Outcome {
     Answer(u32),
     /// The place is another thread's.
     Lost,
-    /// There is none.
+    /// There is no request.
     None,
 }
 

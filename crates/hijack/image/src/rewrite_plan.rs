@@ -38,7 +38,7 @@ pub const RELOCATED: usize = 96;
 /// What has to be done to an instruction that moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
-    /// Nothing.
+    /// The instruction is copied as it is.
     Plain,
     /// Its 32 bits of displacement, so many bytes behind its start, are relative to its end.
     Relative(u8),
@@ -49,7 +49,7 @@ pub enum Move {
 /// One instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MovedInstruction {
-    /// Its bytes.
+    /// The length of the instruction in bytes.
     pub length: u8,
     /// What it takes to move it.
     pub kind: Move,
@@ -176,7 +176,7 @@ impl RewritePlan {
         Some(relocated)
     }
 
-    /// As words.
+    /// Encodes a plan as words.
     pub fn encode(plan: Option<&Self>) -> [u64; WORDS] {
         let mut bytes = [0_u8; WORDS * 8];
         if let Some(plan) = plan {
@@ -199,7 +199,7 @@ impl RewritePlan {
         words
     }
 
-    /// Back from words. `None` for none.
+    /// Decodes a plan from words; `None` if they hold none.
     pub fn decode(words: &[u64; WORDS]) -> Option<Self> {
         let mut bytes = [0_u8; WORDS * 8];
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -225,7 +225,7 @@ impl RewritePlan {
 /// Where things came to lie in a stub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocated {
-    /// Bytes in all.
+    /// The length of all instructions in bytes.
     pub length: usize,
     /// For each of [`RewritePlan::jump pads`]: where its instruction is.
     pub jump_pads: [Option<usize>; JUMP_PADS],

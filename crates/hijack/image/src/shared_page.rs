@@ -123,7 +123,7 @@ pub struct Calls {
     pub errors: AtomicU64,
     /// Ticks of the time stamp counter that calls took. Counted only when timed.
     pub ticks: AtomicU64,
-    /// Calls by duration. Counted only when timed.
+    /// The number of calls by duration, counted only while calls are timed.
     pub buckets: [AtomicU64; BUCKETS],
 }
 

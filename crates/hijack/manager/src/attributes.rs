@@ -52,9 +52,9 @@ pub enum AttributeError {
     /// The capability does not include this.
     #[error("cannot {operation} {object}: the capability does not include it")]
     Denied {
-        /// What was tried.
+        /// The operation that was refused.
         operation: &'static str,
-        /// On what.
+        /// The object of the operation.
         object: String,
     },
     /// The value is no value of this type.
@@ -88,7 +88,7 @@ pub enum AttributeError {
         value: String,
         /// The sum.
         sum: String,
-        /// Its bound.
+        /// The bound that would be exceeded.
         bound: String,
     },
     /// A guard function refuses the change.
@@ -96,7 +96,7 @@ pub enum AttributeError {
     Refused {
         /// What was to be set.
         what: String,
-        /// Why not.
+        /// The sentence that says why not.
         reason: String,
     },
     /// There is no room for more.

@@ -68,7 +68,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to a manager.
     ///
     /// # Errors
     /// [`ClientError::Connect`].

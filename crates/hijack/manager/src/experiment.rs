@@ -148,7 +148,7 @@ fn disturb(bursts: Bursts) {
 /// What was measured of one program.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// Periods.
+    /// The number of periods.
     pub periods: u64,
     /// Those in which it had less than 98 hundredths of its target.
     pub missed: u64,

@@ -32,7 +32,7 @@ pub enum ExtensionError {
     /// A file cannot be read.
     #[error("cannot read {path}: {cause}")]
     File {
-        /// Which.
+        /// The path of the file.
         path: String,
         /// The kernel's error, which is part of the message and so no source.
         cause: std::io::Error,

@@ -31,7 +31,7 @@ pub struct Joining {
     pub socket: Option<PathBuf>,
     /// What the tracee is called.
     pub name: String,
-    /// Its attributes.
+    /// The attributes that the tracee starts with.
     pub values: Values,
     /// The executive's journal, if the manager is to have the system calls that a policy logs as events.
     pub journal: Option<i32>,
@@ -40,7 +40,7 @@ pub struct Joining {
 /// A tracee that has joined.
 #[derive(Debug)]
 pub struct Joined {
-    /// Its number.
+    /// The number of the tracee.
     pub tracee: u64,
     /// How it is served.
     pub mechanism: Mechanism,

@@ -26,7 +26,7 @@ pub enum Request {
     Join {
         /// What it is called in reports.
         name: String,
-        /// Its attributes.
+        /// The attributes that the tracee starts with.
         values: Values,
         /// The executive's journal, if the manager is to read it: the identifier of its System V segment.
         journal: Option<i32>,
@@ -36,14 +36,14 @@ pub enum Request {
     },
     /// Return a value; of the connection's own tracee without `tracee`.
     Get {
-        /// Whose.
+        /// The tracee; if absent, the caller's own.
         tracee: Option<u64>,
-        /// Of which class.
+        /// The class of the attribute.
         class: String,
     },
     /// Set values: all or none.
     Set {
-        /// Whose.
+        /// The tracee; if absent, the caller's own.
         tracee: Option<u64>,
         /// The values.
         values: Values,
@@ -59,35 +59,35 @@ pub enum Request {
     },
     /// End a delegated connection's rights, and those of all that it delegated.
     Revoke {
-        /// Its number.
+        /// The number of the tracee.
         number: u64,
     },
     /// Send events from now on.
     Subscribe {
-        /// About what.
+        /// The topics to subscribe to.
         topics: Vec<Topic>,
     },
     /// Emit an event.
     Emit {
-        /// About whom.
+        /// The tracee that the event is about, if any.
         tracee: Option<u64>,
         /// A number.
         number: u32,
         /// A value.
         value: i64,
     },
-    /// Report.
+    /// Report the manager's state.
     Status,
 }
 
 /// What a manager answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// The request was done.
     Done,
     /// The process has joined.
     Joined {
-        /// Its number.
+        /// The number of the tracee.
         tracee: u64,
         /// How it is served.
         mechanism: crate::cpu::Mechanism,
@@ -96,14 +96,14 @@ pub enum Reply {
     Value(String),
     /// A connection was made; its descriptor comes with this.
     Delegated {
-        /// Its number.
+        /// The number of the subscription.
         number: u64,
     },
     /// The report.
     Status(Box<Status>),
     /// Something happened, as was asked.
     Event {
-        /// What.
+        /// The event.
         event: Event,
         /// How many events this connection has lost so far.
         dropped: u64,
@@ -135,7 +135,7 @@ pub struct Status {
     pub budget: u64,
     /// How often it had used that up, and made its clients wait.
     pub over_budget: u64,
-    /// Connections.
+    /// The number of connections.
     pub connections: usize,
     /// Connections and requests that were refused.
     pub refused: u64,
@@ -143,7 +143,7 @@ pub struct Status {
     pub dropped_calls: u64,
     /// The attribute classes, by name.
     pub classes: Vec<String>,
-    /// Tracees.
+    /// The reports of the tracees.
     pub tracees: Vec<CpuReport>,
 }
 

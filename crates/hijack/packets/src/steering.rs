@@ -10,9 +10,9 @@ pub type Share = u32;
 /// What a stream looks like at a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Bytes that wait.
+    /// The number of queued bytes.
     pub queued: u32,
-    /// How many may.
+    /// The number of bytes that may be queued.
     pub limit: u32,
     /// Packets that were dropped so far, by the filter and for want of room. It wraps.
     pub drops: u32,

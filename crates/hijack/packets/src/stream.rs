@@ -20,7 +20,7 @@ pub enum PacketsError {
     List {
         /// The process.
         pid: i32,
-        /// Why.
+        /// The error of the kernel.
         cause: io::Error,
     },
     /// The process' descriptor cannot be copied.
@@ -30,9 +30,9 @@ pub enum PacketsError {
     Copy {
         /// The process.
         pid: i32,
-        /// Its descriptor.
+        /// The number of the file descriptor.
         fd: i32,
-        /// Why.
+        /// The error of the kernel.
         cause: io::Error,
     },
     /// The descriptor is no datagram socket.
@@ -40,15 +40,15 @@ pub enum PacketsError {
     NoDatagrams {
         /// The process.
         pid: i32,
-        /// Its descriptor.
+        /// The number of the file descriptor.
         fd: i32,
     },
     /// The kernel refuses.
     #[error("cannot {operation}: {cause}")]
     Kernel {
-        /// What.
+        /// The operation that failed.
         operation: &'static str,
-        /// Why.
+        /// The error of the kernel.
         cause: io::Error,
     },
 }

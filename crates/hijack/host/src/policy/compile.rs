@@ -11,7 +11,7 @@ use crate::calls::{self, Signature};
 /// A rule that was checked: texts are not in the table yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Compiled {
-    /// Without its texts.
+    /// The rule, without its texts.
     pub(crate) rule: Rule,
     /// Numbers of the calls that it is about.
     pub(crate) calls: Vec<u32>,
@@ -24,7 +24,7 @@ pub(crate) struct Compiled {
     pub(crate) target: Vec<u8>,
     /// Patterns for files of code.
     pub(crate) callers: Vec<u8>,
-    /// Patterns for programs.
+    /// The patterns for programs.
     pub(crate) programs: Vec<u8>,
 }
 

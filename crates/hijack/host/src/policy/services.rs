@@ -8,7 +8,7 @@ pub use orrery_policy::{Remembered, Sleep};
 /// The services of a policy: its section `[services]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Services {
-    /// How sleeps end.
+    /// The way in which sleeps end.
     pub sleep: Option<Sleep>,
     /// What is remembered instead of asked again.
     pub remember: Vec<Remembered>,

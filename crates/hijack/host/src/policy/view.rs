@@ -18,7 +18,7 @@ pub struct RuleView<'p> {
 /// What a rule does with a call, beside waiting and telling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing.
+    /// The call has no effect on files or sockets.
     None,
     /// It is performed, and further rules are not asked.
     Allow,
@@ -79,7 +79,7 @@ impl RuleView<'_> {
         &self.compiled.calls
     }
 
-    /// What it does.
+    /// Returns the effect of the call.
     pub fn effect(&self) -> Effect {
         match self.compiled.rule.action {
             action::ALLOW => Effect::Allow,

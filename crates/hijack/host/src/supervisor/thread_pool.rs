@@ -21,7 +21,7 @@ pub(super) trait Work: Sync {
     /// Takes a piece, which nobody else gets then. Where there is none, sleeps for a while, or until there may be one.
     fn take(&self) -> Option<Self::Task>;
 
-    /// Does it. Gives whether the thread can be used again.
+    /// Performs a task. Returns whether the thread can be used again.
     fn perform(&self, piece: Self::Task) -> bool;
 }
 

@@ -44,7 +44,7 @@ const ENDING: [i64; 3] = [libc::SYS_getpid, libc::SYS_gettid, libc::SYS_rt_tgsig
 /// So many calls that were missed are told.
 const TOLD: usize = 10;
 
-/// What was seen.
+/// The events that the kernel reported.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// How often each call was performed by executives.
@@ -192,7 +192,7 @@ impl Event {
 /// What a thread runs.
 #[derive(Debug, Clone)]
 enum State {
-    /// `orrery`.
+    /// The thread runs `orrery` itself.
     Own,
     /// A program that has no executive yet, and the calls with which a try to put one there may have ended: the first one fails where
     /// the program is another user's, to whom the board is lent for the second.

@@ -58,9 +58,9 @@ impl From<Registers> for Point {
 /// Why the tracee stands still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Behind an instruction.
+    /// The thread stopped after an instruction.
     Step,
-    /// At a breakpoint.
+    /// The thread stopped at a breakpoint.
     Breakpoint,
     /// The tracee's own mark: one where a call begins, two where it has ended.
     Mark(u64),

@@ -64,7 +64,7 @@ static SERVICES: [Service; 5] = [
     Service { bits: service::MOUNT, calls: &mounts::CALLS, names_paths: true, step: mounts::step },
 ];
 
-/// No service.
+/// The value of a call that no service decides.
 const NONE: u8 = u8::MAX;
 
 /// For each call the index of its service. Calls that may return by another way can have none; where `execve` returns, it does

@@ -46,9 +46,9 @@ pub enum Permission {
 /// An attribute class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Class {
-    /// Its name.
+    /// The name of the class.
     pub name: String,
-    /// Its type.
+    /// The type of its values.
     pub kind: Kind,
     /// The lowest value.
     pub lowest: i64,
@@ -66,7 +66,7 @@ pub struct Class {
     pub sum: Option<i64>,
 }
 
-/// Declared classes. An index into them is what the other parts of a table know a class by.
+/// The declared classes. The other parts of a table know a class by its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classes(Vec<Class>);
 

@@ -32,7 +32,7 @@ pub enum Topic {
     Custom,
 }
 
-/// Something that happened.
+/// An event of the manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// What it is about.

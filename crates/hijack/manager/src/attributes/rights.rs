@@ -8,7 +8,7 @@ use super::tracee::TraceeId;
 pub struct ClassSet(u64);
 
 impl ClassSet {
-    /// All classes.
+    /// The set of all classes.
     pub const ALL: Self = Self(u64::MAX);
 
     /// Makes the set of these indices; those above 63 are of no class.
@@ -35,7 +35,7 @@ impl ClassSet {
 pub enum Scope {
     /// All, also those that join later.
     All,
-    /// One.
+    /// One tracee.
     One(TraceeId),
     /// None: what only emits events and listens to those about nobody.
     None,
@@ -66,11 +66,11 @@ impl Scope {
 pub struct Rights {
     /// Of which tracees the attributes may be read.
     pub readable: Scope,
-    /// Which classes.
+    /// The classes that may be read.
     pub read: ClassSet,
     /// Of which tracees the attributes may be set.
     pub scope: Scope,
-    /// Which classes.
+    /// The classes that may be written.
     pub write: ClassSet,
     /// Whether events may be received.
     pub subscribe: bool,

@@ -35,13 +35,13 @@ pub struct Subscription {
 /// An attribute that was set, for the service that acts on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// Whose.
+    /// The tracee whose attribute changed.
     pub tracee: TraceeId,
     /// The index of the class.
     pub class: usize,
-    /// What it was.
+    /// The value before the change.
     pub before: i64,
-    /// What it is.
+    /// The value after the change.
     pub after: i64,
 }
 

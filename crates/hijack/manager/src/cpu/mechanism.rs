@@ -24,7 +24,7 @@ use super::plan::Level;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mechanism {
-    /// Real-time priority.
+    /// Real-time priorities.
     Realtime,
     /// Weights of control groups.
     Group,
@@ -39,7 +39,7 @@ const HIGHEST: u32 = 98;
 pub(super) const PREFIX: &str = "orrery-manager-";
 
 impl Mechanism {
-    /// All, best first.
+    /// All mechanisms, the best one first.
     pub const ALL: [Self; 4] = [Self::Realtime, Self::Group, Self::Nice, Self::Measure];
 
     /// Returns its name.

@@ -51,9 +51,9 @@ struct Served {
 /// What there is to know of a tracee. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuReport {
-    /// Its number.
+    /// The number of the tracee.
     pub tracee: u64,
-    /// Its first process.
+    /// The PID of its first process.
     pub pid: i32,
     /// What it was called by who had it join.
     pub name: String,

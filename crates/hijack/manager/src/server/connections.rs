@@ -21,11 +21,11 @@ pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     /// What it may do.
     pub(super) capability: Capability,
-    /// Who made it.
+    /// The user of the connection's process.
     pub(super) uid: u32,
     /// The tracee that requests are about if they name none.
     pub(super) tracee: Option<TraceeId>,
-    /// Its events.
+    /// The subscription of the connection, if it has one.
     pub(super) heard: Option<Subscription>,
     /// Whether another connection delegated it.
     pub(super) is_delegated: bool,

@@ -7,7 +7,7 @@ use rustix::mm::MlockAllFlags;
 
 use crate::time::now;
 
-/// Above all tracees.
+/// The priority of the manager, above that of all tracees.
 const PRIORITY: u32 = 99;
 const SECOND: u64 = 1_000_000_000;
 

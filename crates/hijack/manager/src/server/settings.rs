@@ -16,7 +16,7 @@ use crate::cpu::Mechanism;
 /// What a manager is started with.
 #[derive(Debug)]
 pub struct Settings {
-    /// Where it listens.
+    /// The path of the socket.
     pub socket: PathBuf,
     /// The attribute classes.
     pub classes: Classes,
@@ -55,15 +55,15 @@ pub enum ServeError {
     /// The socket cannot be made.
     #[error("cannot listen at {path}: {reason}", path = .path.display())]
     Socket {
-        /// Where.
+        /// The path of the socket or file.
         path: PathBuf,
-        /// Why not.
+        /// The sentence that says why not.
         reason: String,
     },
     /// The kernel refuses what no manager can do without.
     #[error("cannot {what}: {cause}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// The kernel's error, which is part of the message and so no source.
         cause: io::Error,
@@ -87,7 +87,7 @@ impl Drop for Listener {
     }
 }
 
-/// Listens. Replaces the socket of a manager that was killed, and nothing else.
+/// Listens at `path`. Replaces the socket of a manager that was killed, and nothing else.
 pub(super) fn listen(path: &Path) -> Result<Listener, ServeError> {
     let failed = |reason: String| ServeError::Socket { path: path.to_owned(), reason };
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {

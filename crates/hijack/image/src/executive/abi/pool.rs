@@ -18,11 +18,11 @@ const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
 /// # Safety
 /// All bytes zero are a valid value, and nothing is to be dropped.
 pub(crate) unsafe trait Item: 'static {
-    /// All bytes zero.
+    /// The value whose bytes are all zero.
     const ZERO: Self;
 }
 
-/// Some items.
+/// A block of items.
 #[repr(C)]
 struct Block<T> {
     /// For each item who has it; zero: nobody. Together, because some look at all of them.

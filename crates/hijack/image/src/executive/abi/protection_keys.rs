@@ -25,7 +25,7 @@ pub(crate) struct Keys {
     place: u64,
     /// Where it says whether it is in its initial state.
     state: u64,
-    /// What was loaded.
+    /// The value of PKRU that was loaded.
     loaded: u32,
 }
 

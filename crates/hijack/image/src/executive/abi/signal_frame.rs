@@ -79,12 +79,12 @@ impl Registers {
 pub(crate) struct Progress {
     /// Not zero: the call was made.
     pub(crate) done: u64,
-    /// What it returned.
+    /// The result of the part that is done.
     pub(crate) result: u64,
 }
 
 impl Progress {
-    /// No call yet.
+    /// The value before the first call.
     pub(crate) const NONE: Self = Self { done: 0, result: 0 };
 
     /// The call was made, or answered.

@@ -36,7 +36,7 @@ pub(crate) struct Owner {
     rows: AtomicU64,
 }
 
-/// All owners.
+/// The table of all owners.
 pub(crate) static TABLE: [Owner; OWNERS] =
     [const { Owner { complement: AtomicU64::new(NOBODY), rows: AtomicU64::new(0) } }; OWNERS];
 
@@ -50,7 +50,7 @@ pub(crate) fn available() -> bool {
     counted() && ORRERY_CONFIG.thread_counters_enabled.load(Relaxed) != 0
 }
 
-/// This thread's `fs`. Only where [`available`].
+/// Returns this thread's `fs` base; call it only where [`available`] is true.
 fn current() -> u64 {
     let base: u64;
     // SAFETY: `rdfsbase %rcx`, which the supervisor has found to be allowed.

@@ -68,7 +68,7 @@ pub(crate) struct StubFrame {
     /// r15, r14, r13, r12 and rbx.
     pub(crate) preserved: [u64; 5],
     pub(crate) number: u64,
-    /// Last to first.
+    /// The six arguments of the call, the last one first.
     pub(crate) arguments: [u64; 6],
     /// Where the call returns to.
     pub(crate) site: u64,

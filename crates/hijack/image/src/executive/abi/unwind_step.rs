@@ -13,7 +13,7 @@ pub(crate) struct Step {
     pub(crate) back: u8,
     /// The same about the call's number; or one of [`number`].
     pub(crate) number: u8,
-    /// And about rdx.
+    /// The rule for `rdx`.
     pub(crate) rdx: u8,
     /// And about the flags.
     pub(crate) flags: u8,
@@ -30,19 +30,19 @@ pub(crate) mod kind {
     pub(crate) const STUB_CALL: u8 = 254;
     /// The same, and xmm registers are kept below.
     pub(crate) const STUB_CALL_XMM: u8 = 241;
-    /// In `orrery_perform`, before the call.
+    /// In `orrery_perform`, before the system call.
     pub(crate) const PERFORMS: u8 = 253;
-    /// Behind it.
+    /// In `orrery_perform`, after the system call.
     pub(crate) const PERFORMED: u8 = 252;
     /// Registers are to be loaded from where rdi points to.
     pub(crate) const AT_RDI: u8 = 251;
-    /// Or rcx.
+    /// Registers are to be loaded from where rcx points to.
     pub(crate) const AT_RCX: u8 = 250;
     /// They are loaded, but for rsp, which is in r11, and rip, which is in rcx.
     pub(crate) const LOADED: u8 = 249;
-    /// To be loaded by `rt_sigreturn` from a context at rsp.
+    /// Registers are to be loaded by `rt_sigreturn` from a context at rsp.
     pub(crate) const FRAME: u8 = 248;
-    /// Or at rdi.
+    /// Registers are to be loaded by `rt_sigreturn` from a context at rdi.
     pub(crate) const FRAME_AT_RDI: u8 = 247;
     /// In a function that has pushed its caller's rbp and uses the register.
     pub(crate) const COMPATIBLE: u8 = 246;
@@ -50,9 +50,9 @@ pub(crate) mod kind {
     pub(crate) const END: u8 = 245;
     /// At the first instruction of the handler of SIGSYS: its frame begins at rsp.
     pub(crate) const BEGINS: u8 = 242;
-    /// Further on.
+    /// Later in the handler of SIGSYS: its frame begins a word above rsp.
     pub(crate) const ENTERED: u8 = 244;
-    /// It begins a word further up.
+    /// Later still: its frame begins two words above rsp.
     pub(crate) const ENTERED_FURTHER: u8 = 243;
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Slot {
     taker: *const AtomicU32,
     /// Where the frame was, and will be again.
     home: u64,
-    /// Its length.
+    /// The length of the saved stack in bytes.
     length: u64,
     /// What is to be called.
     call: Vfork,
@@ -39,7 +39,7 @@ pub(crate) struct Slot {
 /// The call that makes the child: it starts on the slot's stack, on which stack it is to run then.
 #[repr(C)]
 pub(crate) struct Vfork {
-    /// Number and arguments.
+    /// The number and the arguments of the call.
     pub(crate) call: [u64; 7],
     /// Arguments of `clone3`, if that is what is called.
     pub(crate) clone3: [u64; CLONE_ARGUMENTS],

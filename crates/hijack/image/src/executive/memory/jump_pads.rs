@@ -14,7 +14,7 @@ struct JumpPad {
     address: AtomicU64,
     /// The jump.
     window: AtomicU64,
-    /// Its distance.
+    /// The distance of the jump in bytes.
     distance: AtomicU32,
     /// Where to go on.
     target: AtomicU64,

@@ -130,7 +130,7 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
 
 /// Where a stub will be.
 pub(crate) struct Place {
-    /// Its address.
+    /// The address of the stub.
     pub(crate) at: u64,
     page: &'static Page,
     units: u64,

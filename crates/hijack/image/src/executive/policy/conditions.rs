@@ -205,7 +205,7 @@ impl<'a> Facts<'a> {
         kind
     }
 
-    /// Who calls.
+    /// Returns the attributes of the calling thread.
     pub(crate) fn callers(&mut self) -> &Callers {
         self.callers.get_or_insert_with(|| call_stack::capture(self.site, self.stack))
     }

@@ -80,8 +80,9 @@ fn arm() {
     }
 }
 
-/// `PTRACE_TRACEME`. Each dispatched call would be a signal now that stops this thread for a tracer who may be waiting for
-/// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is reported as not followed.
+/// Handles `PTRACE_TRACEME`. From now on each dispatched call would stop this thread by a signal for its tracer,
+/// which may be waiting for that very call (a debugger that called vfork(2)). So dispatch is turned off, and the
+/// process is reported as not followed.
 #[inline(never)]
 pub(crate) fn traceme(arguments: [u64; 6]) -> i64 {
     if !unfollowed::may_run(Unfollowed::Untraceable.reason()) {

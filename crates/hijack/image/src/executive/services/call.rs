@@ -29,7 +29,7 @@ impl<'a> ServiceCall<'a> {
 /// How far a call has come that a service answers.
 #[derive(Clone, Copy)]
 pub(crate) enum Stage {
-    /// Nothing was done.
+    /// The call is about to begin.
     Begin,
     /// The kernel has performed the call, with this result.
     Performed(i64),

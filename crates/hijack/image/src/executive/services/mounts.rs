@@ -167,7 +167,7 @@ fn performed(call: &mut ServiceCall<'_>, result: i64) -> Next {
     Next::Return(result)
 }
 
-/// `getcwd`.
+/// Handles getcwd(2) with the mounts of the policy.
 #[inline(never)]
 fn working_directory(call: &ServiceCall<'_>, mounts: &[Mount]) -> Next {
     let mut room = [0_u8; LONGEST];

@@ -55,7 +55,7 @@ const BOOSTED: usize = 64;
 
 /// A thread that slept.
 struct Sleeper {
-    /// Zero where free.
+    /// The sleeping thread; zero if the slot is free.
     thread: AtomicU32,
     /// Not zero while it has a higher priority than the program gave it.
     boosted: AtomicU32,
