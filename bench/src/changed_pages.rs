@@ -38,7 +38,7 @@ impl FromStr for Change {
     }
 }
 
-/// Pages of main's.
+/// The pages of main that a task examines.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Pages {
@@ -109,11 +109,11 @@ impl Pages {
 /// The arguments of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Task {
-    /// The pages.
+    /// The pages that the task examines.
     pub examined: Pages,
     /// Which of them changed.
     pub change: Change,
-    /// When.
+    /// The round in which they change.
     pub round: u64,
 }
 
@@ -152,7 +152,7 @@ impl Task {
         })
     }
 
-    /// Does it.
+    /// Performs the task, and returns the sum of what it read.
     pub fn perform(self) -> u64 {
         self.examined.examine(self.change, self.round)
     }

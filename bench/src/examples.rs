@@ -63,7 +63,7 @@ pub fn of_name(name: &str) -> Result<Script> {
 /// A hostile script, with the expectations in its first lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hostile {
-    /// Its name.
+    /// The name of the C program.
     pub name: String,
     /// The script, to be run in a directory where it may leave things.
     pub script: Script,

@@ -34,7 +34,7 @@ pub enum Way {
     EarlyDrop,
     /// Priorities alone.
     Fifo,
-    /// Neither.
+    /// Neither priorities nor shares.
     Native,
 }
 

@@ -116,7 +116,7 @@ pub struct Remote {
     to: UnixStream,
 }
 
-/// The other end.
+/// The monitor's end of the connection.
 pub struct Served {
     from: UnixStream,
     /// The remote's, to be closed in the other process.

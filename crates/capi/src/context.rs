@@ -38,7 +38,7 @@ thread_local! {
     static CALLED: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// `struct orrery_context_spec`.
+/// Mirrors `struct orrery_context_spec` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ContextSpec {
@@ -48,7 +48,7 @@ pub struct ContextSpec {
     length: usize,
 }
 
-/// `struct orrery_context_call`.
+/// Mirrors `struct orrery_context_call` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ContextCall {

@@ -13,7 +13,7 @@ use crate::{error, options};
 const COPIED: c_int = 1;
 const MAPPED: c_int = 2;
 
-/// `struct orrery_instance_options`.
+/// Mirrors `struct orrery_instance_options` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct InstanceOptions {
@@ -26,15 +26,15 @@ pub struct InstanceOptions {
 const DEFAULTS: InstanceOptions =
     InstanceOptions { size: size_of::<InstanceOptions>(), heap_limit: 0, state: 0, reserved: 0 };
 
-/// `struct orrery_instance_library`.
+/// Mirrors `struct orrery_instance_library` of the header.
 #[derive(Debug)]
 pub struct LibraryHandle(Library);
 
-/// `struct orrery_instance`.
+/// Mirrors `struct orrery_instance` of the header.
 #[derive(Debug)]
 pub struct InstanceHandle(Instance);
 
-/// `struct orrery_instance_snapshot`.
+/// Mirrors `struct orrery_instance_snapshot` of the header.
 #[derive(Debug)]
 pub struct SnapshotHandle(Snapshot);
 
@@ -99,7 +99,7 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Option<&'a CStr> {
     Some(unsafe { CStr::from_ptr(text) })
 }
 
-/// See the header.
+/// Implements `orrery_instance_load` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `path` is a C string; `options` is null or leads to a structure that begins with its size.
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn orrery_instance_load(
     give(Library::load_with(path, Options { map_state, heap_limit }), LibraryHandle)
 }
 
-/// See the header.
+/// Implements `orrery_instance_close` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `library` is null, or was given by this library and is used no more.
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn orrery_instance_close(library: *mut LibraryHandle) {
     }
 }
 
-/// See the header.
+/// Implements `orrery_instance_symbol` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `library` is null or was given by this library and not closed; `name` is null or a C string.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn orrery_instance_symbol(
     address(library.0.symbol(name))
 }
 
-/// See the header.
+/// Implements `orrery_instance_state_size` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_symbol`].
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn orrery_instance_state_size(library: *const LibraryHandl
     unsafe { library.as_ref() }.map_or(0, |library| library.0.state_len())
 }
 
-/// See the header.
+/// Implements `orrery_instance_create` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_symbol`].
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn orrery_instance_create(library: *const LibraryHandle) -
     give(library.0.create(), InstanceHandle)
 }
 
-/// See the header.
+/// Implements `orrery_instance_enter` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `instance` is null, or was given by this library and lives until the thread leaves it.
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn orrery_instance_enter(instance: *mut InstanceHandle) ->
     status(unsafe { instance.0.enter_unguarded() })
 }
 
-/// See the header.
+/// Implements `orrery_instance_leave` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `instance` is null, or was given by this library and not destroyed.
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn orrery_instance_leave(instance: *mut InstanceHandle) ->
     status(instance.0.leave())
 }
 
-/// See the header.
+/// Implements `orrery_instance_attach` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_leave`]; the library may be used by several threads.
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn orrery_instance_attach(instance: *mut InstanceHandle) -
     status(unsafe { instance.0.attach() }.map(core::mem::forget))
 }
 
-/// See the header.
+/// Implements `orrery_instance_detach` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_leave`].
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn orrery_instance_detach(instance: *mut InstanceHandle) -
     status(instance.0.detach())
 }
 
-/// See the header.
+/// Implements `orrery_instance_variable` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_leave`]; `name` is null or a C string.
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn orrery_instance_variable(
     address(instance.0.variable(name))
 }
 
-/// See the header.
+/// Implements `orrery_instance_reset` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_leave`]; no other thread uses the instance meanwhile.
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn orrery_instance_reset(instance: *mut InstanceHandle) ->
     status(instance.reset())
 }
 
-/// See the header.
+/// Implements `orrery_instance_snapshot_take` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_reset`].
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn orrery_instance_snapshot_take(instance: *mut InstanceHa
     give(instance.snapshot(), SnapshotHandle)
 }
 
-/// See the header.
+/// Implements `orrery_instance_restore` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_reset`]; `snapshot` is null, or was given by this library and not destroyed.
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn orrery_instance_restore(
     status(instance.restore(&snapshot.0))
 }
 
-/// See the header.
+/// Implements `orrery_instance_create_from` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `snapshot` is null, or was given by this library and not destroyed; addresses in the instance are whole aligned words.
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn orrery_instance_create_from(snapshot: *const SnapshotHa
     give(unsafe { snapshot.0.create() }, InstanceHandle)
 }
 
-/// See the header.
+/// Implements `orrery_instance_copy_of` of `orrery/instance.h`.
 ///
 /// # Safety
 /// As for [`orrery_instance_leave`].
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn orrery_instance_copy_of(
     )
 }
 
-/// See the header.
+/// Implements `orrery_instance_snapshot_destroy` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `snapshot` is null, or was given by this library and is used no more.
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn orrery_instance_snapshot_destroy(snapshot: *mut Snapsho
     }
 }
 
-/// See the header.
+/// Implements `orrery_instance_destroy` of `orrery/instance.h`.
 ///
 /// # Safety
 /// `instance` is null, or was given by this library and, if this succeeds, is used no more.

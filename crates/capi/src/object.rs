@@ -19,7 +19,7 @@ const FREEZE: c_uint = 8;
 /// The store that calls go to.
 static CLIENT: Mutex<Option<Client>> = Mutex::new(None);
 
-/// `struct orrery_object`.
+/// Mirrors `struct orrery_object` of the header.
 #[derive(Debug)]
 pub struct ObjectHandle {
     object: Object,
@@ -27,7 +27,7 @@ pub struct ObjectHandle {
     code: OnceLock<Mapping>,
 }
 
-/// `struct orrery_object_id`.
+/// Mirrors `struct orrery_object_id` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ObjectName {
@@ -69,7 +69,7 @@ fn flags(bits: c_uint) -> Option<Flags> {
     flags
 }
 
-/// See the header.
+/// Implements `orrery_object_connect` of `orrery/object.h`.
 ///
 /// # Safety
 /// `directory` is a C string.
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn orrery_object_connect(directory: *const c_char) -> c_in
     }
 }
 
-/// See the header.
+/// Implements `orrery_object_open` of `orrery/object.h`.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -124,7 +124,7 @@ unsafe fn borrow<'a>(bytes: *const c_void, length: usize) -> Option<&'a [u8]> {
     Some(unsafe { core::slice::from_raw_parts(bytes.cast(), length) })
 }
 
-/// See the header.
+/// Implements `orrery_object_hash` of `orrery/object.h`.
 ///
 /// # Safety
 /// `bytes` points to `length` bytes, `id` to room for a name.
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn orrery_object_hash(
     0
 }
 
-/// See the header.
+/// Implements `orrery_object_register` of `orrery/object.h`.
 ///
 /// # Safety
 /// `bytes` points to `length` bytes that nobody changes meanwhile.
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn orrery_object_register(
     give(client().and_then(|client| client.register(bytes, flags)))
 }
 
-/// See the header.
+/// Implements `orrery_object_register_file` of `orrery/object.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_object_register_file(
     memory: c_int,
@@ -178,7 +178,7 @@ pub extern "C" fn orrery_object_register_file(
     give(client().and_then(|client| client.register_file(memory, length as u64, flags)))
 }
 
-/// See the header.
+/// Implements `orrery_object_request` of `orrery/object.h`.
 ///
 /// # Safety
 /// `id` is null or points to a name.
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn orrery_object_request(id: *const ObjectName) -> *mut Ob
     give(client().and_then(|client| client.request(ObjectId(id.bytes))))
 }
 
-/// See the header.
+/// Implements `orrery_object_map` of `orrery/object.h`.
 ///
 /// # Safety
 /// `object` is null or was given by this library and not released.
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn orrery_object_map(object: *mut ObjectHandle, bits: c_ui
     place.get().map_or(core::ptr::null(), |mapping| mapping.as_ptr().cast())
 }
 
-/// See the header.
+/// Implements `orrery_object_length` of `orrery/object.h`.
 ///
 /// # Safety
 /// As for [`orrery_object_map`].
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn orrery_object_length(object: *const ObjectHandle) -> us
     unsafe { object.as_ref() }.map_or(0, |object| object.object.len())
 }
 
-/// See the header.
+/// Implements `orrery_object_identify` of `orrery/object.h`.
 ///
 /// # Safety
 /// As for [`orrery_object_map`]; `id` is null or points to room for a name.
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn orrery_object_identify(object: *const ObjectHandle, id:
     0
 }
 
-/// See the header.
+/// Implements `orrery_object_fd` of `orrery/object.h`.
 ///
 /// # Safety
 /// As for [`orrery_object_map`]; `offset` is null or points to room for a number.
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn orrery_object_fd(object: *const ObjectHandle, offset: *
     object.object.as_fd().as_raw_fd()
 }
 
-/// See the header.
+/// Implements `orrery_object_release` of `orrery/object.h`.
 ///
 /// # Safety
 /// `object` is null, or was given by this library and is used no more.
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn orrery_object_release(object: *mut ObjectHandle) -> c_i
     0
 }
 
-/// See the header.
+/// Implements `orrery_object_publish` of `orrery/object.h`.
 ///
 /// # Safety
 /// Nobody unmaps, remaps, protects or writes to the range meanwhile; with `ORRERY_OBJECT_FREEZE` nobody writes to it ever again.

@@ -130,7 +130,7 @@ unsafe fn read_options<T: Copy>(given: *const T, defaults: T) -> Result<T, Refus
     unsafe { options::read(given, defaults) }.map_err(|(errno, text)| refuse(errno, text))
 }
 
-/// `orrery_orbit_inside`.
+/// Implements `orrery_orbit_inside`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_orbit_inside() -> c_int {
     c_int::from(orrery_orbit::is_orbit())

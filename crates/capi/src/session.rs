@@ -17,13 +17,13 @@ thread_local! {
     static CURRENT: Cell<*const Connection> = const { Cell::new(core::ptr::null()) };
 }
 
-/// `struct orrery_session_pool`.
+/// Mirrors `struct orrery_session_pool` of the header.
 #[derive(Debug)]
 pub struct SessionPool {
     pool: Pool,
 }
 
-/// `struct orrery_session_options`.
+/// Mirrors `struct orrery_session_options` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SessionOptions {
@@ -52,7 +52,7 @@ const DEFAULTS: SessionOptions = SessionOptions {
     not_isolated: 0,
 };
 
-/// `struct orrery_session_result`.
+/// Mirrors `struct orrery_session_result` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SessionResult {
@@ -60,7 +60,7 @@ pub struct SessionResult {
     value: c_int,
 }
 
-/// `struct orrery_session_counts`.
+/// Mirrors `struct orrery_session_counts` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SessionCounts {

@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Bytes for people.
+/// Formats a number of bytes with a unit.
 fn size(bytes: u64) -> String {
     match bytes {
         0..0x400 => format!("{bytes} B"),

@@ -23,7 +23,7 @@ pub enum Kin {
 /// A copy, seen from the original.
 #[derive(Debug)]
 pub struct Copied {
-    /// Its number.
+    /// The PID of the copy.
     pub pid: Pid,
     /// What it is known by.
     pub pidfd: OwnedFd,

@@ -12,7 +12,7 @@ pub enum End {
     },
     /// A signal ended it.
     Killed {
-        /// Its number.
+        /// The number of the signal.
         signal: i32,
     },
     /// It is gone, and another process took its status.

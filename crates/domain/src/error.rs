@@ -23,7 +23,7 @@ pub enum Error {
     /// The new process died before it was ready.
     #[error("the new domain died while it was being set up: {end}")]
     DiedEarly {
-        /// How.
+        /// The way in which the process ended.
         end: End,
     },
     /// The parked process that makes new instances is dead.
@@ -35,21 +35,21 @@ pub enum Error {
     /// Something in shared memory is not what the other side may write there.
     #[error("the other side wrote nonsense into shared memory: {what} is {value}")]
     Corrupted {
-        /// What was read.
+        /// The word that was read.
         what: &'static str,
-        /// What it said.
+        /// The value that was read.
         value: u64,
     },
     /// No slot of the queue is free.
     #[error("the queue is full: {bound} messages wait")]
     Full {
-        /// How many fit.
+        /// The number of values that fit.
         bound: u32,
     },
     /// A message does not fit a slot.
     #[error("a message of {bytes} bytes does not fit the queue's slots of {room}")]
     TooLong {
-        /// Its size.
+        /// The size of the request in bytes.
         bytes: usize,
         /// The most that fits.
         room: usize,
@@ -57,7 +57,7 @@ pub enum Error {
     /// A limit or setting that makes no sense.
     #[error("{setting} cannot be {value}: {advice}")]
     Setting {
-        /// Which.
+        /// The name of the setting.
         setting: &'static str,
         /// What was asked for.
         value: String,

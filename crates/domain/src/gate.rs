@@ -229,7 +229,7 @@ pub enum Partner<'a> {
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// The partner rang.
+    /// The partner rang the bell.
     Rung,
     /// The deadline has passed.
     TimedOut,

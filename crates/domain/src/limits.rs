@@ -24,7 +24,7 @@ pub struct Limits {
     pub processes: Option<u32>,
     /// Processor time that one instance may use up in total, after which it is killed (RLIMIT_CPU, whole seconds).
     pub cpu_time: Option<Duration>,
-    /// Open files (RLIMIT_NOFILE).
+    /// The number of open files (`RLIMIT_NOFILE`).
     pub open_files: Option<u64>,
     /// The largest file that it may write (RLIMIT_FSIZE).
     pub file_size: Option<u64>,

@@ -17,7 +17,7 @@ use crate::setup_step::SetupStep;
 /// Which of main's open files a domain keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Descriptors {
-    /// All.
+    /// All descriptors stay open.
     #[default]
     Keep,
     /// These; the rest is closed.

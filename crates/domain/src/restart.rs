@@ -22,7 +22,7 @@ pub enum Restart {
 pub struct Backoff {
     /// The wait before the second restart in a row; the first comes at once. Each further wait is twice as long.
     pub first: Duration,
-    /// The longest wait.
+    /// The longest time between two starts.
     pub longest: Duration,
     /// Restarts in a row after which the domain stays dead; `None` for no limit.
     pub limit: Option<u32>,
@@ -48,7 +48,7 @@ pub enum Decision {
     StayDown,
     /// It stays dead: it was restarted too often in a row.
     GiveUp {
-        /// So often.
+        /// The number of restarts so far.
         restarts: u32,
     },
     /// It is to be restarted, not before this.

@@ -20,7 +20,7 @@ pub enum Class {
     Idle,
     /// SCHED_FIFO: before all others; needs privilege.
     Fifo {
-        /// 1 to 99.
+        /// The static priority, 1 to 99.
         priority: u8,
     },
 }
@@ -29,7 +29,7 @@ pub enum Class {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Scheduling {
-    /// Its class.
+    /// The scheduling class.
     pub class: Class,
     /// Its niceness, -20 to 19; `None` for main's.
     pub nice: Option<i32>,

@@ -82,7 +82,7 @@ pub struct Settings {
     pub viewed: u64,
     /// Whether a dead instance can be followed by another: costs a parked process.
     pub restartable: bool,
-    /// Who reaps it. Restartable domains are always reaped by the library.
+    /// The process that reaps the domain. Restartable domains are always reaped by the library.
     pub reaper: Reaper,
 }
 

@@ -165,7 +165,7 @@ impl StatisticsPage {
 pub struct Found {
     /// The domain's name.
     pub name: String,
-    /// Its numbers.
+    /// The numbers of the domain.
     pub statistics: Statistics,
     /// What it died of last.
     pub last_fault: Option<String>,

@@ -32,7 +32,7 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// For the kernel.
+    /// Returns the time as the kernel takes it.
     pub(crate) fn timespec(self) -> Timespec {
         Timespec {
             tv_sec: i64::try_from(self.0 / 1_000_000_000).unwrap_or(i64::MAX),

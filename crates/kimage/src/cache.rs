@@ -37,7 +37,7 @@ pub struct Buffer {
     pub block: u64,
     /// Where in the kernel's address space its bytes are.
     pub data: u64,
-    /// How many.
+    /// The number of bytes.
     pub size: u64,
     /// Whether these bytes are the file's; otherwise nobody has read them yet.
     pub valid: bool,

@@ -40,7 +40,7 @@ pub struct SeccompFilter {
 }
 
 impl Task<'_> {
-    /// Its seccomp filters.
+    /// Returns the seccomp filters of the process.
     ///
     /// # Errors
     ///

@@ -9,9 +9,9 @@ pub enum Error {
     /// the image file cannot be opened, sized or mapped
     #[error("cannot {operation} {path}: {error}")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
@@ -19,7 +19,7 @@ pub enum Error {
     /// the file is no memory image
     #[error("{path} is no image of a machine's memory: {why}")]
     NotAnImage {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -75,11 +75,11 @@ pub enum Error {
     /// a structure that contradicts itself
     #[error("the {kind} at {address:#x} is corrupt: {why}")]
     Corrupt {
-        /// Its type.
+        /// The type of the object.
         kind: &'static str,
-        /// Where it is.
+        /// The address of the object.
         address: u64,
-        /// What is wrong.
+        /// The sentence that says what is wrong.
         why: String,
     },
     /// the process asked for is not there
@@ -88,7 +88,7 @@ pub enum Error {
     /// the disk of a file system, where memory does not have a block of it
     #[error("cannot read block {block} of the dead kernel's disk: {error}")]
     Disk {
-        /// Which block.
+        /// The number of the block.
         block: u64,
         /// What the system said.
         error: io::Error,
@@ -98,7 +98,7 @@ pub enum Error {
     Write(#[from] io::Error),
 }
 
-/// What reading gives.
+/// The result of reading a kernel.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Something that was left out because it could not be read.
@@ -106,7 +106,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Problem {
     /// What was being read, in words, as "task list after pid 17".
     pub during: String,
-    /// Why that failed.
+    /// The error that it failed with.
     pub error: Error,
 }
 
@@ -121,7 +121,7 @@ impl std::fmt::Display for Problem {
 pub struct Walk<T> {
     /// What could be read.
     pub found: Vec<T>,
-    /// What could not.
+    /// The objects that could not be read.
     pub problems: Vec<Problem>,
 }
 

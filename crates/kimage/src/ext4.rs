@@ -67,7 +67,7 @@ pub struct Extent {
     pub logical: u64,
     /// Where it lies on the disk.
     pub physical: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub count: u64,
     /// Whether they were written; otherwise they read as zeros.
     pub written: bool,
@@ -76,7 +76,7 @@ pub struct Extent {
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Its bytes.
+    /// The bytes of the name.
     pub name: Vec<u8>,
     /// The number of the file that it names.
     pub number: u64,

@@ -46,7 +46,7 @@ pub struct OpenFile<'k> {
 /// A descriptor of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor<'k> {
-    /// Its number.
+    /// The number of the file descriptor.
     pub number: u32,
     /// Whether `execve` closes it.
     pub closes_on_exec: bool,
@@ -177,13 +177,13 @@ impl<'k> OpenFile<'k> {
         Ok(kind.string("name")? == b"anon_inodefs")
     }
 
-    /// Its `struct file`.
+    /// Returns its `struct file`.
     #[must_use]
     pub fn object(&self) -> Object<'k> {
         self.object
     }
 
-    /// Its inode.
+    /// Returns the inode of the file.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl<'k> OpenFile<'k> {
         self.inode()?.u32("i_mode")
     }
 
-    /// What it is.
+    /// Returns what kind of file it is.
     ///
     /// # Errors
     ///

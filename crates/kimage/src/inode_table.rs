@@ -21,7 +21,7 @@ const DIRECTORY: u32 = 0o040_000;
 struct Group {
     /// Which of them are in use.
     bitmap: u64,
-    /// Where they begin.
+    /// The block at which the inodes of the group begin.
     table: u64,
     is_used: bool,
 }

@@ -25,9 +25,9 @@ pub struct IpcObject {
     pub id: i32,
     /// The key that it can be found by; 0 for none.
     pub key: i32,
-    /// Its owner.
+    /// The user that owns the object.
     pub uid: u32,
-    /// Its owning group.
+    /// The group that owns the object.
     pub gid: u32,
     /// Who may do what with it.
     pub mode: u32,

@@ -28,7 +28,7 @@ pub(crate) struct Tables {
     pub(crate) base: u64,
 }
 
-/// Addresses by name. A name that several files use for something of their own is listed with all of them.
+/// Addresses by name. A name that several files define is listed with all its addresses.
 #[derive(Default)]
 pub struct Symbols {
     all: HashMap<Box<str>, Vec<u64>>,

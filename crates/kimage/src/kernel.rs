@@ -42,7 +42,7 @@ pub(crate) struct Windows {
     pub(crate) direct: Option<u64>,
     /// The physical address of the kernel's own page tables.
     pub(crate) tables: u64,
-    /// 4 or 5.
+    /// The number of levels of page tables, 4 or 5.
     pub(crate) levels: u8,
 }
 
@@ -87,13 +87,13 @@ impl Kernel {
         &self.info
     }
 
-    /// Its symbols.
+    /// Returns the kernel's symbols.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// Its types.
+    /// Returns the kernel's types.
     #[must_use]
     pub fn types(&self) -> &Types {
         &self.types

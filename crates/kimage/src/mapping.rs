@@ -33,7 +33,7 @@ pub struct AddressSpace<'k> {
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'k> {
     object: Object<'k>,
-    /// Its first address.
+    /// The lowest address of the mapping.
     pub start: u64,
     /// The address after its last.
     pub end: u64,
@@ -55,13 +55,13 @@ impl<'k> Task<'k> {
 }
 
 impl<'k> AddressSpace<'k> {
-    /// Its `mm_struct`.
+    /// Returns its `mm_struct`.
     #[must_use]
     pub fn object(&self) -> Object<'k> {
         self.object
     }
 
-    /// Its page tables.
+    /// Returns the page tables of the address space.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl<'k> Mapping<'k> {
         Ok(mapping)
     }
 
-    /// Its `vm_area_struct`.
+    /// Returns its `vm_area_struct`.
     #[must_use]
     pub fn object(&self) -> Object<'k> {
         self.object

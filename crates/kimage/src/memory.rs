@@ -19,7 +19,7 @@ const GIB: u64 = 1 << 30;
 pub struct Segment {
     /// Its first physical address.
     pub physical: u64,
-    /// Its bytes.
+    /// The size of the segment in bytes.
     pub length: u64,
     /// Where it begins in the source that holds it.
     pub offset: u64,

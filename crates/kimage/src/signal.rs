@@ -17,7 +17,7 @@ const OF_PROCESSOR: [i32; 2] = [2, 3];
 /// A timer of a process (`timer_create`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PosixTimer {
-    /// Its number.
+    /// The ID of the timer.
     pub id: u32,
     /// The clock that it goes by.
     pub clock: i32,

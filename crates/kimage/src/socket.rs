@@ -29,7 +29,7 @@ pub struct InetSocket {
     pub source: Vec<u32>,
     /// The other side's.
     pub destination: Vec<u32>,
-    /// This side's port.
+    /// The port of this side.
     pub source_port: u16,
     /// The other side's; 0 where there is none.
     pub destination_port: u16,
@@ -50,18 +50,18 @@ pub struct InetSocket {
 /// A datagram that was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Who sent it.
+    /// The address of the sender.
     pub source: SocketAddrV4,
-    /// Where to.
+    /// The address of the receiver.
     pub destination: SocketAddrV4,
-    /// What it says.
+    /// The content of the datagram.
     pub bytes: Vec<u8>,
 }
 
 /// A TCP connection over IPv4 that nobody has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingConnection {
-    /// This side.
+    /// The address of this side.
     pub local: SocketAddrV4,
     /// The other side, which believes the connection to be established.
     pub remote: SocketAddrV4,

@@ -38,7 +38,7 @@ pub enum Special {
     },
     /// An eventfd.
     Event {
-        /// Its counter.
+        /// The value of the counter.
         count: u64,
         /// Whether it counts down by one (`EFD_SEMAPHORE`).
         semaphore: bool,

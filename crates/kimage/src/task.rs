@@ -23,11 +23,11 @@ pub struct Task<'k> {
 pub enum IdKind {
     /// The thread's own.
     Thread,
-    /// Its process'.
+    /// The ID of the process.
     Process,
-    /// Its process group's.
+    /// The ID of the process group.
     Group,
-    /// Its session's.
+    /// The ID of the session.
     Session,
 }
 
@@ -119,7 +119,7 @@ impl<'k> Task<'k> {
         Ok(Self { object })
     }
 
-    /// Its `task_struct`.
+    /// Returns its `task_struct`.
     #[must_use]
     pub fn object(&self) -> Object<'k> {
         self.object
@@ -265,7 +265,7 @@ impl<'k> Task<'k> {
         walk
     }
 
-    /// Its credentials.
+    /// Returns the credentials of the task.
     ///
     /// # Errors
     ///

@@ -286,7 +286,7 @@ impl Queue {
         self.covered.iter().position(|covered| !covered)
     }
 
-    /// All of it.
+    /// Returns all bytes of the queue.
     fn whole(self, sock: Object<'_>) -> Result<Vec<u8>> {
         let Some(gap) = self.gap() else { return Ok(self.bytes) };
         let (first, length) = (self.first, self.bytes.len());

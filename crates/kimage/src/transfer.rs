@@ -31,7 +31,7 @@ const CALL: (u64, u8) = (5, 0xe8);
 pub struct Buffer {
     /// Where it is in the program.
     pub address: u64,
-    /// How long.
+    /// The length of the buffer in bytes.
     pub length: u64,
 }
 
@@ -56,7 +56,7 @@ pub enum Called {
 /// What is known of a function that is on its way back to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returning {
-    /// Its result.
+    /// The function returns this result.
     With(u64),
     /// Its result is in a register that is not known.
     Somehow,

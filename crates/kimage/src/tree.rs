@@ -30,7 +30,7 @@ pub struct MemoryFile<'k> {
     pub path: Vec<u8>,
     /// The kind of its file system: `tmpfs`, `ramfs` or `rootfs`.
     pub file_system: String,
-    /// Where that begins.
+    /// The path at which its file system is mounted.
     pub root: Vec<u8>,
     /// Which file system it is: the same for all names in it.
     pub device: u32,

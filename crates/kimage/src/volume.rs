@@ -104,7 +104,7 @@ impl Kernel {
 }
 
 impl<'k> Volume<'k> {
-    /// Its `super_block`.
+    /// Returns its `super_block`.
     #[must_use]
     pub fn object(&self) -> Object<'k> {
         self.object
@@ -170,7 +170,7 @@ impl<'k> Volume<'k> {
 }
 
 impl<'k> Inode<'k> {
-    /// Its `struct inode`.
+    /// Returns its `struct inode`.
     #[must_use]
     pub fn object(&self) -> Object<'k> {
         self.object

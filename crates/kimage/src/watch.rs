@@ -14,7 +14,7 @@ const MOST_NAMES: usize = 1 << 16;
 /// One watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watch {
-    /// Its number.
+    /// The number of the watch.
     pub number: u32,
     /// The events it waits for, `IN_*`.
     pub mask: u32,

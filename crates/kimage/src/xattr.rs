@@ -28,7 +28,7 @@ const PROGRAM_VERSION: u32 = 2;
 pub struct ExtendedAttribute {
     /// Its name, with what it begins with: `user.`, `security.`, ...
     pub name: Vec<u8>,
-    /// Its bytes.
+    /// The bytes of the value.
     pub value: Vec<u8>,
 }
 

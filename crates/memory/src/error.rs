@@ -43,9 +43,9 @@ pub enum Error {
     /// A tracker that was asked for by name is not to be had.
     #[error("tracker {name} does not work here: {cause} (unset ORRERY_TRACKER or set it to compare)")]
     Tracker {
-        /// Its name.
+        /// The name of the tracker.
         name: &'static str,
-        /// Why.
+        /// The error of the kernel.
         cause: orrery_sys::Error,
     },
     /// `ORRERY_TRACKER` holds something else than a tracker's name.
@@ -54,7 +54,7 @@ pub enum Error {
     /// The snapshot is not there: never taken, or discarded.
     #[error("there is no snapshot {number}: it was discarded or belongs to another process")]
     NoSnapshot {
-        /// Its number.
+        /// The number of the snapshot.
         number: u32,
     },
     /// A mapping of the snapshot cannot be made again.
@@ -62,7 +62,7 @@ pub enum Error {
         "cannot map {range} again: {errno} (its file was replaced or removed, or it was shared anonymous memory)"
     )]
     Remap {
-        /// Where it was.
+        /// The range of the mapping.
         range: PageRange,
         /// The kernel's answer.
         errno: Errno,
@@ -78,7 +78,7 @@ pub enum Error {
     /// The kernel's page size is not the one we are built for.
     #[error("this kernel has pages of {bytes} bytes; only 4096 are supported")]
     PageSize {
-        /// Its page size.
+        /// The page size in bytes.
         bytes: usize,
     },
 }

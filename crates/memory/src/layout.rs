@@ -12,13 +12,13 @@ use crate::{Result, grow};
 /// What gives a mapping its untouched contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Zeros.
+    /// Anonymous memory, zeros at first.
     Anonymous,
     /// A file, from `offset` on.
     File {
         /// Its device, `major << 32 | minor`.
         device: u64,
-        /// Its inode.
+        /// The inode of the file.
         inode: u64,
         /// Where in the file the mapping begins, in bytes.
         offset: u64,
@@ -30,7 +30,7 @@ pub enum Backing {
 /// A stretch of memory with the same properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where it is.
+    /// The range of the mapping.
     pub range: PageRange,
     /// What may be done with it.
     pub access: Access,

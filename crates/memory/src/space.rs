@@ -127,13 +127,13 @@ pub struct Restored {
 /// What a [`Space`] holds at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Distinct page images.
+    /// The number of distinct page images.
     pub images: usize,
     /// Bytes of the images' file.
     pub image_bytes: u64,
-    /// Snapshots.
+    /// The number of snapshots.
     pub snapshots: usize,
-    /// Mappings looked after.
+    /// The number of mappings that the space tracks.
     pub mappings: usize,
 }
 

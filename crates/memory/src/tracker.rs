@@ -35,7 +35,7 @@ pub const TRACKER_VARIABLE: &str = "ORRERY_TRACKER";
 /// A mapping to track.
 #[derive(Clone, Copy, Debug)]
 pub struct Tracked {
-    /// Where it is.
+    /// The range that is tracked.
     pub range: PageRange,
     /// What may be done with it.
     pub access: Access,
@@ -157,7 +157,7 @@ impl Choice {
 pub enum AnyTracker {
     /// Write protection by the kernel.
     WpAsync(WpAsync),
-    /// Comparison with images.
+    /// The tracker that compares pages with their images.
     Compare(Compare),
 }
 

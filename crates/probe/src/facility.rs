@@ -24,7 +24,7 @@ pub struct Facility {
 /// The outcome of trying a facility.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It works.
+    /// The facility works.
     Available {
         /// What was seen: a version, a size, a limit of it. May be empty.
         detail: String,

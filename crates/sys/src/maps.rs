@@ -23,11 +23,11 @@ bitflags! {
     /// The protection of a mapping, and whether it is shared.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
-        /// Readable.
+        /// The mapping is readable.
         const READ = 1;
-        /// Writable.
+        /// The mapping is writable.
         const WRITE = 2;
-        /// Executable.
+        /// The mapping is executable.
         const EXECUTE = 4;
         /// Shared: writes go to the object behind the mapping.
         const SHARED = 8;

@@ -28,7 +28,7 @@ pub struct Notification {
     pub thread: i32,
     /// The number of the call.
     pub number: i32,
-    /// Its arguments.
+    /// The six arguments of the call.
     pub arguments: [u64; 6],
 }
 

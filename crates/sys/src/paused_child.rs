@@ -72,7 +72,7 @@ compile_error!("orrery-sys: paused_child.rs has no assembly for this architectur
 pub(crate) enum Copied {
     /// The descriptor table. Memory is shared, so no page table is copied.
     FdTable,
-    /// Memory, copy-on-write. The child closes all its descriptors.
+    /// The memory, copied on write. The child closes all its descriptors.
     Memory,
 }
 

@@ -14,7 +14,7 @@ pub struct Credentials {
     pub pid: i32,
     /// Its user ID, as this process' user namespace shows it.
     pub uid: u32,
-    /// Its group ID.
+    /// The group ID of the peer.
     pub gid: u32,
 }
 

@@ -26,7 +26,7 @@ pub struct Sizes {
     pub data: usize,
 }
 
-/// `/proc/self/statm`, kept open.
+/// The open file `/proc/self/statm`.
 #[derive(Debug)]
 pub struct Statm {
     fd: OwnedFd,
@@ -76,7 +76,7 @@ pub struct Condition {
     pub processor_time: u64,
 }
 
-/// `/proc/self/task`, kept open.
+/// The open directory `/proc/self/task`.
 #[derive(Debug)]
 pub struct Threads {
     fd: OwnedFd,
@@ -183,7 +183,7 @@ pub fn for_each_descriptor(mut each: impl FnMut(i32)) -> Result<()> {
 #[derive(Debug)]
 pub struct Descriptors {
     fd: OwnedFd,
-    /// Device and inode.
+    /// The device and the inode.
     identity: (u64, u64),
     counts: bool,
 }

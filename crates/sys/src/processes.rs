@@ -16,7 +16,7 @@ const LISTENS: u32 = 0x1_0000;
 /// A process, by proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Its PID.
+    /// The PID of the process.
     pub pid: u32,
     /// The PID of its parent.
     pub parent: u32,

@@ -42,7 +42,7 @@ pub struct Action {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlternateStack {
-    /// Its lowest address.
+    /// The lowest address of the stack.
     pub base: usize,
     /// `SS_DISABLE` (2), `SS_AUTODISARM`; `SS_ONSTACK` (1) when it is in use.
     pub flags: i32,
@@ -51,7 +51,7 @@ pub struct AlternateStack {
 }
 
 impl AlternateStack {
-    /// No alternate stack.
+    /// The value for no alternate stack.
     pub const NONE: Self = Self { base: 0, flags: 2, size: 0 };
 }
 

@@ -31,7 +31,7 @@ macro_rules! skipped {
     ($($reason:tt)*) => { $crate::say_skipped(::core::format_args!($($reason)*)) };
 }
 
-/// What [`skipped!`] does.
+/// Prints what [`skipped!`] reports.
 pub fn say_skipped(reason: fmt::Arguments<'_>) {
     let thread = std::thread::current();
     let test =

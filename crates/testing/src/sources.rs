@@ -37,9 +37,9 @@ pub fn tests(source: &str) -> BTreeSet<&str> {
 /// A row of a table that goes through what was promised: a sentence, and what holds it.
 #[derive(Clone, Debug)]
 pub struct Promise<'a> {
-    /// All of it.
+    /// The whole row.
     pub row: &'a str,
-    /// Its second column.
+    /// The second column of the row.
     pub held: &'a str,
     /// The tests that are named there.
     pub tests: Vec<&'a str>,

@@ -31,7 +31,7 @@ pub use job::{Job, Source};
 /// Why a program could not be brought to its end by the server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No server listens.
+    /// No server listens at the path.
     #[error("no server listens on {socket} (start one with `orrery warm serve --python --socket {socket}`)")]
     NoServer {
         /// The path.

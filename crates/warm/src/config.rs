@@ -55,7 +55,7 @@ pub struct WorkerConfig {
     pub isolation: Isolation,
     /// What one request may use.
     pub limits: Limits,
-    /// Walls, if any.
+    /// The sandbox, if there is one.
     pub sandbox: Option<Sandbox>,
 }
 

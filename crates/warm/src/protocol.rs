@@ -68,12 +68,12 @@ pub enum Program<'a> {
     },
     /// The text after `-c`.
     Command {
-        /// Source text.
+        /// The source text.
         text: &'a [u8],
     },
     /// The name after `-m`.
     Module {
-        /// Dotted name.
+        /// The dotted name of the module.
         name: &'a [u8],
     },
     /// The program is read from descriptor 0.
@@ -92,7 +92,7 @@ pub struct Options<'a> {
     pub dont_write_bytecode: bool,
     /// `-P`: do not put the script's directory first in `sys.path`.
     pub safe_path: bool,
-    /// `-W`, in order.
+    /// The options `-W`, in their order.
     #[serde(borrow)]
     pub warnings: Vec<&'a [u8]>,
 }
@@ -102,7 +102,7 @@ pub struct Options<'a> {
 pub struct Request<'a> {
     /// Name of this request.
     pub id: RequestId,
-    /// What to run.
+    /// The program to run.
     #[serde(borrow)]
     pub program: Program<'a>,
     /// `sys.argv[1:]`.
@@ -171,7 +171,7 @@ pub enum Question {
 pub enum Reloaded {
     /// So many new workers serve. Those before them finish what they have begun, and what was queued for them.
     Done {
-        /// How many.
+        /// The number of workers.
         workers: u32,
     },
     /// For this reason the workers are those of before.
@@ -216,9 +216,9 @@ pub struct WorkerHealth {
 /// The master's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// To [`Question::Fate`].
+    /// The answer to [`Question::Fate`].
     Fate(Fate),
-    /// To [`Question::Health`].
+    /// The answer to [`Question::Health`].
     Health(Health),
     /// To [`Question::Reload`], when it has ended.
     Reload(Reloaded),
@@ -249,7 +249,7 @@ pub enum Error {
         "the other side speaks version {theirs} of the warm protocol, this one speaks {VERSION}: run both from one build"
     )]
     Version {
-        /// Its version.
+        /// The version of the other side.
         theirs: u16,
     },
     /// The frame is too long.
@@ -257,7 +257,7 @@ pub enum Error {
         "a message of {length} bytes is longer than the {MAX_BODY} allowed: pass large input through a file or stdin"
     )]
     TooLong {
-        /// Its length.
+        /// The length of the message.
         length: usize,
     },
     /// The body does not decode.

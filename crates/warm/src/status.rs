@@ -58,7 +58,7 @@ const MAX_NOTE: usize = 1024;
 /// Whether a worker can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fitness {
-    /// It can.
+    /// The worker can serve.
     Fit,
     /// So many scripts in a row died of faults that the reason may be the worker.
     Doubtful,

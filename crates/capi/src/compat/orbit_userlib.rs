@@ -16,7 +16,7 @@ use core::ffi::{c_char, c_int, c_ulong, c_void};
 /// `orbit_entry`: store and arguments.
 pub type Entry = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong;
 
-/// `struct orbit_module`.
+/// Mirrors `struct orbit_module` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Module {
@@ -24,21 +24,21 @@ pub struct Module {
     pub mpid: libc::pid_t,
     /// Its number among that process' orbits.
     pub lobid: c_int,
-    /// Its process id.
+    /// The process ID of the orbit.
     pub gobid: libc::pid_t,
-    /// What it runs.
+    /// The function that the orbit runs.
     pub entry: Option<Entry>,
     /// Its name, cut to fit.
     pub name: [c_char; 16],
 }
 
-/// `struct orbit_pool`.
+/// Mirrors `struct orbit_pool` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Pool {
-    /// Where it lies.
+    /// The lowest address of the pool.
     pub start: *mut c_void,
-    /// Its size.
+    /// The size of the pool in bytes.
     pub length: usize,
     /// How much is in use.
     pub used: usize,
@@ -46,13 +46,13 @@ pub struct Pool {
     pub data_start: *mut c_void,
     /// How much is in use from there.
     pub data_length: usize,
-    /// Of no effect.
+    /// A mode, which has no effect.
     pub mode: c_int,
     /// The area behind it.
     pub area: *mut Backing,
 }
 
-/// `struct orbit_task`.
+/// Mirrors `struct orbit_task` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Task {
@@ -72,7 +72,7 @@ pub struct Update {
     pub length: usize,
 }
 
-/// `struct orbit_allocator`.
+/// Mirrors `struct orbit_allocator` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Allocator {
@@ -86,17 +86,17 @@ pub struct Allocator {
     pub lock: libc::pthread_spinlock_t,
     /// Whether sizes are noted.
     pub use_meta: bool,
-    /// Its functions.
+    /// The functions of this allocator.
     pub functions: *const Functions,
     /// The pool whose area it uses, if any.
     pub pool: *mut Pool,
 }
 
-/// `struct orbit_scratch`.
+/// Mirrors `struct orbit_scratch` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Scratch {
-    /// Where it lies.
+    /// The lowest address of the scratch.
     pub start: *mut c_void,
     /// The current record, as an offset.
     pub cursor: usize,
@@ -108,16 +108,16 @@ pub struct Scratch {
     pub open: *mut Allocator,
 }
 
-/// `union orbit_result`.
+/// Mirrors `union orbit_result` of the header.
 #[repr(C)]
 pub union Outcome {
     /// What the task returned.
     pub value: c_ulong,
-    /// What it sent.
+    /// The scratch that the orbit sent.
     pub scratch: Scratch,
 }
 
-/// `struct orbit_allocator_vtable`.
+/// Mirrors `struct orbit_allocator_vtable` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Functions {

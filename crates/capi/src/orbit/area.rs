@@ -11,11 +11,11 @@ use orrery_orbit::{Area, AreaOptions, Mode, is_orbit};
 
 use super::{Handle, Refused, read_options, refuse, status};
 
-/// `struct orrery_area_options`.
+/// Mirrors `struct orrery_area_options` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Of this structure.
+    /// The size of this structure in bytes.
     pub size: usize,
     /// How pages reach orbits.
     pub mode: c_int,
@@ -28,14 +28,14 @@ pub struct Options {
 const USUAL: Options =
     Options { size: size_of::<Options>(), mode: 0, capacity: 0, address: core::ptr::null_mut() };
 
-/// `orrery_area_create`.
+/// Implements `orrery_area_create`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_area_create(size: usize) -> *mut Handle<Area> {
     // SAFETY: no options.
     unsafe { orrery_area_create_with(size, core::ptr::null()) }
 }
 
-/// `orrery_area_create_with`.
+/// Implements `orrery_area_create_with`.
 ///
 /// # Safety
 /// The options are null or a structure with its size.
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn orrery_area_create_with(size: usize, options: *const Op
     made.map_or(core::ptr::null_mut(), Handle::make)
 }
 
-/// `orrery_area_destroy`.
+/// Implements `orrery_area_destroy`.
 ///
 /// # Safety
 /// The handle is null or one that `orrery_area_create` gave, and neither it nor its memory is used any more.
@@ -139,7 +139,7 @@ unsafe fn seal(block: NonNull<u8>, size: usize, alignment: usize) -> *mut c_void
     }
 }
 
-/// `orrery_area_alloc`.
+/// Implements `orrery_area_alloc`.
 ///
 /// # Safety
 /// The handle is null or one that `orrery_area_create` gave.
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn orrery_area_alloc(area: *mut Handle<Area>, size: usize)
     unsafe { orrery_area_alloc_aligned(area, HEAD, size) }
 }
 
-/// `orrery_area_alloc_aligned`.
+/// Implements `orrery_area_alloc_aligned`.
 ///
 /// # Safety
 /// As for [`orrery_area_alloc`].
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn orrery_area_alloc_aligned(
     made.unwrap_or(core::ptr::null_mut())
 }
 
-/// `orrery_area_realloc`.
+/// Implements `orrery_area_realloc`.
 ///
 /// # Safety
 /// As for [`orrery_area_alloc`]; the memory is null or a block of this area, used by nobody else.
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn orrery_area_realloc(
     made.unwrap_or(core::ptr::null_mut())
 }
 
-/// `orrery_area_free`.
+/// Implements `orrery_area_free`.
 ///
 /// # Safety
 /// As for [`orrery_area_realloc`].
@@ -234,7 +234,7 @@ fn foreign(memory: *mut c_void) -> Refused {
     refuse(libc::EINVAL, &format!("there is no block of this area at {memory:p}, or it was given back"))
 }
 
-/// `orrery_area_contains`.
+/// Implements `orrery_area_contains`.
 ///
 /// # Safety
 /// As for [`orrery_area_alloc`].
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn orrery_area_contains(area: *mut Handle<Area>, address: 
     unsafe { Handle::get(area, "area") }.map_or(-1, |area| c_int::from(area.contains(address)))
 }
 
-/// `orrery_area_base`.
+/// Implements `orrery_area_base`.
 ///
 /// # Safety
 /// As for [`orrery_area_alloc`].
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn orrery_area_base(area: *mut Handle<Area>) -> *mut c_voi
     raw.map_or(core::ptr::null_mut(), |(base, _)| base.as_ptr().cast())
 }
 
-/// `orrery_area_use`.
+/// Implements `orrery_area_use`.
 ///
 /// # Safety
 /// As for [`orrery_area_alloc`].
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn orrery_area_use(area: *mut Handle<Area>, used: usize) -
     status(unsafe { Handle::get(area, "area") }.and_then(|area| Ok(area.set_used(used)?)))
 }
 
-/// `orrery_area_used`.
+/// Implements `orrery_area_used`.
 ///
 /// # Safety
 /// As for [`orrery_area_alloc`].

@@ -66,7 +66,7 @@ fn value(result: Result<i64, Refused>) -> c_long {
     }
 }
 
-/// `orrery_orbit_call`.
+/// Implements `orrery_orbit_call`.
 ///
 /// # Safety
 /// The handles are null or good, and the pointers lead to as many elements as is said.
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn orrery_orbit_call(
     unsafe { orrery_orbit_call_function(orbit, count, areas, None, arguments, size) }
 }
 
-/// `orrery_orbit_call_function`.
+/// Implements `orrery_orbit_call_function`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_call`]; the function is of its type.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn orrery_orbit_call_function(
     value(wanted.and_then(|wanted| wanted.make(Orbit::call)))
 }
 
-/// `orrery_orbit_call_async`.
+/// Implements `orrery_orbit_call_async`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_call_function`].
@@ -136,7 +136,7 @@ pub(super) unsafe fn future<'a>(future: *mut Future) -> Result<&'a Future, Refus
     unsafe { future.as_ref() }.ok_or_else(|| refuse(libc::EINVAL, "a null pointer in place of a future"))
 }
 
-/// `orrery_orbit_future_get`.
+/// Implements `orrery_orbit_future_get`.
 ///
 /// # Safety
 /// The future is null or one that `orrery_orbit_call_async` gave, and was not freed.
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn orrery_orbit_future_get(place: *mut Future) -> c_long {
     value(unsafe { future(place) }.and_then(|future| Ok(future.get()?)))
 }
 
-/// `orrery_orbit_future_wait`.
+/// Implements `orrery_orbit_future_wait`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_future_get`]; the place for the value is null or writable.
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn orrery_orbit_future_wait(
     }
 }
 
-/// `orrery_orbit_future_cancel`.
+/// Implements `orrery_orbit_future_cancel`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_future_get`].
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn orrery_orbit_future_cancel(place: *mut Future) -> c_int
     cancelled.map_or(-1, c_int::from)
 }
 
-/// `orrery_orbit_future_destroy`.
+/// Implements `orrery_orbit_future_destroy`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_future_get`]; it is not used any more.

@@ -12,11 +12,11 @@ pub type Entry = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long;
 /// What makes the store.
 pub type Init = unsafe extern "C" fn() -> *mut c_void;
 
-/// `struct orrery_orbit_options`.
+/// Mirrors `struct orrery_orbit_options` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Of this structure.
+    /// The size of this structure in bytes.
     pub size: usize,
     /// When it comes back.
     pub restart: c_int,
@@ -28,11 +28,11 @@ pub struct Options {
     pub queue: c_uint,
     /// How long a task may run, in milliseconds.
     pub time_limit: c_uint,
-    /// Of one CPU.
+    /// Per cent of one CPU.
     pub cpu_percent: c_uint,
     /// How many it may have.
     pub processes: c_uint,
-    /// In bytes.
+    /// The limit of memory in bytes.
     pub memory: usize,
     /// How much nicer than main it is.
     pub nice: c_int,
@@ -102,7 +102,7 @@ impl Options {
     }
 }
 
-/// `orrery_orbit_create`.
+/// Implements `orrery_orbit_create`.
 ///
 /// # Safety
 /// The name is null or a C string; the functions are of their types.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn orrery_orbit_create(
     unsafe { orrery_orbit_create_with(name, entry, init, core::ptr::null()) }
 }
 
-/// `orrery_orbit_create_with`.
+/// Implements `orrery_orbit_create_with`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_create`]; the options are null or a structure with its size.
@@ -215,7 +215,7 @@ unsafe fn create(
     Ok(builder.create()?)
 }
 
-/// `orrery_orbit_destroy`.
+/// Implements `orrery_orbit_destroy`.
 ///
 /// # Safety
 /// The handle is null or one that `orrery_orbit_create` gave, and used by nobody else.
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn orrery_orbit_destroy(orbit: *mut Handle<Orbit>) -> c_in
     status(ended.and_then(|()| unsafe { Handle::take(orbit, "orbit") }).map(drop))
 }
 
-/// `orrery_orbit_pid`.
+/// Implements `orrery_orbit_pid`.
 ///
 /// # Safety
 /// The handle is null or one that `orrery_orbit_create` gave.
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn orrery_orbit_pid(orbit: *mut Handle<Orbit>) -> c_int {
     pid.map_or(-1, u32::cast_signed)
 }
 
-/// `orrery_orbit_alive`.
+/// Implements `orrery_orbit_alive`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_pid`].
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn orrery_orbit_alive(orbit: *mut Handle<Orbit>) -> c_int 
     life.map_or(-1, |life| c_int::from(matches!(life, Life::Up)))
 }
 
-/// `orrery_orbit_restarts`.
+/// Implements `orrery_orbit_restarts`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_pid`].

@@ -12,19 +12,19 @@ use super::{Refused, clear_errno, refuse, status};
 /// `orrery_orbit_operation`.
 pub type Operation = unsafe extern "C" fn(usize, *mut usize) -> usize;
 
-/// `orrery_orbit_update`.
+/// Mirrors `struct orrery_orbit_update` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct COrbitUpdate {
     records: *mut Inside,
 }
 
-/// What is inside.
+/// The content of an update: what arrived, or what will be sent.
 #[derive(Debug)]
 enum Inside {
     /// On its way out, in memory that `orrery_orbit_update_create` gave.
     Outgoing(Scratch),
-    /// Arrived.
+    /// An update that arrived from an orbit.
     Arrived(Arrived),
 }
 
@@ -37,7 +37,7 @@ struct Arrived {
     _words: Vec<Box<[c_ulong]>>,
 }
 
-/// `struct orrery_orbit_record`.
+/// Mirrors `struct orrery_orbit_record` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CRecord {
@@ -100,7 +100,7 @@ fn words_of(bytes: &[u8]) -> Box<[c_ulong]> {
     bytes.as_chunks().0.iter().map(|word| c_ulong::from_ne_bytes(*word)).collect()
 }
 
-/// `orrery_orbit_update_create`.
+/// Implements `orrery_orbit_update_create`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_orbit_update_create() -> *mut COrbitUpdate {
     if !orrery_orbit::is_orbit() {
@@ -152,7 +152,7 @@ unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Refuse
     }
 }
 
-/// `orrery_orbit_update_add_data`.
+/// Implements `orrery_orbit_update_add_data`.
 ///
 /// # Safety
 /// The update is null or good; the data is as long as is said.
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn orrery_orbit_update_add_data(
     })
 }
 
-/// `orrery_orbit_update_add_modify`.
+/// Implements `orrery_orbit_update_add_modify`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_update_add_data`].
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn orrery_orbit_update_add_modify(
     })
 }
 
-/// `orrery_orbit_update_add_operation`.
+/// Implements `orrery_orbit_update_add_operation`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_update_add_data`], for the arguments; the operation is of its type.
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn orrery_orbit_update_add_operation(
     status(added)
 }
 
-/// `orrery_orbit_update_add_call`.
+/// Implements `orrery_orbit_update_add_call`.
 ///
 /// # Safety
 /// The update is null or good; the function is of its type.
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn orrery_orbit_update_add_call(
     status(added)
 }
 
-/// `orrery_orbit_push`.
+/// Implements `orrery_orbit_push`.
 ///
 /// # Safety
 /// The update is null or good.
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn orrery_orbit_push(update: *mut COrbitUpdate) -> c_long 
     status(sent).into()
 }
 
-/// `orrery_orbit_pull`.
+/// Implements `orrery_orbit_pull`.
 ///
 /// # Safety
 /// The future is null or good; the update is null or writable, and holds nothing that is still needed.
@@ -327,7 +327,7 @@ impl Arrived {
     }
 }
 
-/// `orrery_orbit_update_first`.
+/// Implements `orrery_orbit_update_first`.
 ///
 /// # Safety
 /// The update is null or one that `orrery_orbit_pull` filled in.
@@ -340,7 +340,7 @@ pub unsafe extern "C" fn orrery_orbit_update_first(update: *mut COrbitUpdate) ->
         .map_or(core::ptr::null(), core::ptr::from_ref)
 }
 
-/// `orrery_orbit_update_next`.
+/// Implements `orrery_orbit_update_next`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_update_first`].
@@ -363,7 +363,7 @@ fn index(arrived: &Arrived, record: *const CRecord) -> Result<usize, Refused> {
     found.ok_or_else(|| refuse(libc::EINVAL, "this is no record of this update"))
 }
 
-/// `orrery_orbit_apply`.
+/// Implements `orrery_orbit_apply`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_update_first`]; what the task wishes is good for the program.
@@ -376,7 +376,7 @@ pub unsafe extern "C" fn orrery_orbit_apply(update: *mut COrbitUpdate) -> c_int 
     }))
 }
 
-/// `orrery_orbit_apply_record`.
+/// Implements `orrery_orbit_apply_record`.
 ///
 /// # Safety
 /// As for [`orrery_orbit_apply`].
@@ -396,7 +396,7 @@ pub unsafe extern "C" fn orrery_orbit_apply_record(
     }))
 }
 
-/// `orrery_orbit_update_destroy`.
+/// Implements `orrery_orbit_update_destroy`.
 ///
 /// # Safety
 /// The update is null, came from `orrery_orbit_update_create`, or was filled in by `orrery_orbit_pull`; it is not used any more.

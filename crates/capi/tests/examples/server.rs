@@ -63,7 +63,7 @@ impl Drop for Server {
     }
 }
 
-/// What starts it.
+/// Returns the command that starts the server.
 pub fn command(program: &Path, folder: &Path, tracker: &str, options: &[&str]) -> Command {
     let mut command = Command::new(program);
     command

@@ -13,7 +13,7 @@ struct Report<'a> {
     tasks: Vec<Judged<'a>>,
     facilities: Vec<Row<'a>>,
     mechanisms: Vec<Mechanism<'a>>,
-    /// What `ORRERY_TRACKER` holds.
+    /// The value of `ORRERY_TRACKER`, if it is set.
     orrery_tracker: Option<&'a str>,
 }
 
@@ -22,7 +22,7 @@ struct Judged<'a> {
     name: &'a str,
     /// `ready`, `limited` or `needs`.
     state: &'a str,
-    /// What is absent.
+    /// The facilities that are absent.
     reasons: &'a [String],
 }
 

@@ -13,7 +13,7 @@ const TRACKER: &str = "tracker";
 
 /// The answer for some systems.
 pub(super) struct Plan {
-    /// Ordered by system.
+    /// The roles, ordered by system.
     pub(super) roles: Vec<Role>,
     /// What `ORRERY_TRACKER` holds, a tracker's name or not.
     pub(super) forced_tracker: Option<String>,

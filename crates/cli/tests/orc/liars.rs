@@ -33,7 +33,7 @@ enum Lie {
     OtherTag,
     /// Anything but a message.
     Noise,
-    /// Nothing, for good.
+    /// No answer at all.
     Goodbye,
 }
 

@@ -40,7 +40,7 @@ const BATCH: u32 = 64;
 const OFTEN: Duration = Duration::from_micros(8);
 /// After a failed trial the next one comes after this at first.
 const TIMEOUT: Duration = Duration::from_millis(10);
-/// ... and after this at last.
+/// The longest time between two trials.
 const LONGEST: Duration = Duration::from_secs(5);
 /// A stay apart that was this long has proved that the next one is worth a trial soon.
 const PROVEN: Duration = Duration::from_millis(100);
@@ -62,7 +62,7 @@ const FAULTS: u8 = 6;
 pub enum CpuPlacement {
     /// On one CPU, taking turns.
     Together,
-    /// On two, spinning.
+    /// On two CPUs, spinning.
     Apart,
 }
 
@@ -103,7 +103,7 @@ fn runnable() -> Option<usize> {
 enum Stage {
     /// As the environment has it.
     Fixed(CpuPlacement),
-    /// On one CPU.
+    /// Both on one CPU.
     Together,
     /// On two, to see what comes of it.
     Trial { good: u8, bad: u8 },

@@ -64,7 +64,7 @@ pub(super) struct Inner {
 
 /// Who watches an area.
 struct Watch {
-    /// None until then.
+    /// The watcher; none before the first watch.
     watcher: Option<Watcher>,
     mirrors: Vec<Arc<Marks>>,
 }

@@ -90,7 +90,7 @@ pub struct DeltaRef {
 }
 
 impl DeltaRef {
-    /// Nothing to apply.
+    /// The delta that changes nothing.
     pub const EMPTY: Self = Self { list: 0, entries: 0 };
 
     /// Returns it as one number.

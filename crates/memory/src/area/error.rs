@@ -43,7 +43,7 @@ pub enum Error {
         base: usize,
         /// How much was asked for.
         bytes: usize,
-        /// Its reserved span.
+        /// The size of the reserved range in bytes.
         capacity: usize,
     },
     /// An area of no bytes.
@@ -59,7 +59,7 @@ pub enum Error {
     Address {
         /// Where it was to be.
         address: usize,
-        /// Its capacity.
+        /// The capacity of the area in bytes.
         bytes: usize,
         /// What stands against it.
         reason: &'static str,
@@ -83,7 +83,7 @@ pub enum Error {
     /// A task cannot do what only main can.
     #[error("{operation} is for the main program: this process is an orbit (push an update instead)")]
     InOrbit {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
     },
     /// A mirror over a fork.
@@ -92,7 +92,7 @@ pub enum Error {
     /// A delivery past queued calls.
     #[error("{deltas} captured deltas are not released: capture instead, or release what has been applied")]
     Busy {
-        /// How many.
+        /// The number of deltas.
         deltas: usize,
     },
     /// No room for page copies.
@@ -111,15 +111,15 @@ pub enum Error {
         "process {pid}, which was copying a call's pages, was killed (by the memory limit?): make the call again"
     )]
     Copier {
-        /// Its number.
+        /// The PID of the other process.
         pid: u32,
     },
     /// A list that was not made by [`super::Mirror::capture`].
     #[error("the delta at frame {list} with {entries} entries is damaged: the orbit must be restarted")]
     BadDelta {
-        /// Its first frame.
+        /// The first frame of the list.
         list: u32,
-        /// Its length.
+        /// The length of the list.
         entries: u32,
     },
 }

@@ -45,7 +45,7 @@ impl<T: Send + 'static> ForkLocks for Lock<T> {
     }
 }
 
-/// What has locks.
+/// The objects whose locks are held over a fork.
 struct Registry {
     arena: Option<&'static dyn ForkLocks>,
     mirrors: Vec<Weak<dyn ForkLocks>>,

@@ -49,7 +49,7 @@ pub(super) struct Heap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Freed {
-    /// Its address.
+    /// The lowest address of the block.
     pub start: usize,
     /// Its size in bytes.
     pub len: usize,

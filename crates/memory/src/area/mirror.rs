@@ -314,7 +314,7 @@ struct Run {
 /// How they get there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Main copies them.
+    /// Main copies the pages.
     Copy,
     /// A copier copies them.
     Later,

@@ -28,11 +28,11 @@ pub enum Event {
     Fork(MissingPages),
     /// It moved mappings (mremap(2)).
     Remap {
-        /// Where they were.
+        /// The lowest address before the move.
         from: u64,
-        /// Where they are.
+        /// The lowest address after the move.
         to: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
     /// It dropped or unmapped pages (madvise(2), munmap(2)).

@@ -3,7 +3,7 @@
 use libc::{EAGAIN, EIO, EMFILE, ENOMEM, ENOSPC};
 use syscalls::Sysno;
 
-/// Calls for memory.
+/// The calls that ask for memory.
 pub const MEMORY: [Sysno; 7] =
     [Sysno::mmap, Sysno::mremap, Sysno::mprotect, Sysno::madvise, Sysno::munmap, Sysno::mlock, Sysno::brk];
 

@@ -57,7 +57,7 @@ const NOTICE_SECONDS: i64 = 1;
 pub struct AsPython<'a> {
     /// Where the server is.
     pub client: Client,
-    /// What to run.
+    /// The program to run and its options.
     pub job: Job<'a>,
     /// The `python3` command to become where the server cannot help, if that is wanted.
     pub fallback: Option<Vec<OsString>>,

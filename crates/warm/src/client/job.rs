@@ -16,9 +16,9 @@ use crate::protocol::{self, Options, Program, Request, RequestId};
 pub enum Source {
     /// A file, a directory or archive with a `__main__.py`.
     Script(OsString),
-    /// After `-c`.
+    /// The text after `-c`.
     Command(OsString),
-    /// After `-m`.
+    /// The name after `-m`.
     Module(OsString),
     /// On standard input; whether a `-` said so.
     Stdin {

@@ -59,7 +59,7 @@ pub enum ServeError {
     /// The first workers ended before they were ready.
     #[error("the worker ended before it was ready ({status}); what it said stands above")]
     EndedBeforeReady {
-        /// Its wait status.
+        /// The wait status of the worker.
         status: std::process::ExitStatus,
     },
     /// The master's own machinery failed.

@@ -48,15 +48,15 @@ pub enum PassedError {
          pass one, or start a server for each", .paths.join(", ")
     )]
     TooMany {
-        /// Their paths.
+        /// The paths of the sockets.
         paths: Vec<String>,
     },
     /// The control socket beside the passed one cannot be made.
     #[error("cannot make the control socket {}; pass it as well, by a second ListenStream= in the socket unit", .path.display())]
     Control {
-        /// Its path.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the claim.
         source: ClaimError,
     },
     /// A setting of a socket was refused.

@@ -34,7 +34,7 @@ pub(super) enum Progress {
     Waits,
     /// The first is, and the others are to be started.
     FirstReady,
-    /// All are.
+    /// All new workers are ready.
     Ready,
     /// It fails, for this reason.
     Failed(String),

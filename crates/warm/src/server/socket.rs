@@ -43,7 +43,7 @@ pub enum ClaimError {
     Io {
         /// What was being done.
         operation: &'static str,
-        /// To which path.
+        /// The path of the socket.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,

@@ -54,9 +54,9 @@ const MOST_REQUESTS: u64 = 1 << 24;
 /// How a worker ended.
 #[derive(Debug)]
 pub(super) struct WorkerExit {
-    /// Its process id.
+    /// The PID of the worker.
     pub(super) pid: u32,
-    /// Its wait status.
+    /// The wait status of the worker.
     pub(super) status: ExitStatus,
     /// Whether it had become ready.
     pub(super) was_ready: bool,

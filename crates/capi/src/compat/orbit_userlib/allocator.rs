@@ -31,7 +31,7 @@ struct Head {
 const MAGIC: usize = 0x0b17_a10c_0b17_a10c;
 const FREED: usize = 0x0b17_dead_0b17_dead;
 
-/// `orbit_allocator_create`.
+/// Implements `orbit_allocator_create`.
 ///
 /// # Safety
 /// The memory and `*allocated` are the allocator's as long as it lives.
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn orrery_authors_allocator_create(
     new(start, length, allocated, use_meta, core::ptr::null_mut())
 }
 
-/// `orbit_allocator_from_pool`.
+/// Implements `orbit_allocator_from_pool`.
 ///
 /// # Safety
 /// The pool was made by `orbit_pool_create` and stays.
@@ -94,7 +94,7 @@ fn new(
     }
 }
 
-/// `orbit_allocator_destroy`.
+/// Implements `orbit_allocator_destroy`.
 ///
 /// # Safety
 /// The allocator was made here and is not used any more.
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn orrery_authors_allocator_destroy(allocator: *mut Alloca
     }
 }
 
-/// `__orbit_alloc`.
+/// Implements `__orbit_alloc`.
 ///
 /// # Safety
 /// The allocator lives.
@@ -252,7 +252,7 @@ impl Allocator {
     }
 }
 
-/// `orbit_free`.
+/// Implements `orbit_free`.
 ///
 /// # Safety
 /// The allocator lives; the part came from it and is not used any more.
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn orrery_authors_free(allocator: *mut Allocator, part: *m
     }
 }
 
-/// `orbit_realloc`.
+/// Implements `orbit_realloc`.
 ///
 /// # Safety
 /// As for `orbit_free`, if there is a part.

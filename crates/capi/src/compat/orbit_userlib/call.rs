@@ -13,7 +13,7 @@ use super::{Entry, Module, Pool, Task, fail, refuse};
 const BOUND: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// `orbit_create`.
+/// Implements `orbit_create`.
 ///
 /// # Safety
 /// The name is null or a C string; the functions are of their types.
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn orrery_authors_create(
     place
 }
 
-/// `is_orbit_context`.
+/// Implements `is_orbit_context`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_authors_is_orbit_context() -> bool {
     orrery_orbit::is_orbit()
@@ -143,7 +143,7 @@ impl Wanted {
     }
 }
 
-/// `orbit_call`.
+/// Implements `orbit_call`.
 ///
 /// # Safety
 /// What the pointers lead to is as the header says.
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn orrery_authors_call(
     }
 }
 
-/// `orbit_call_async`.
+/// Implements `orbit_call_async`.
 ///
 /// # Safety
 /// What the pointers lead to is as the header says.
@@ -236,7 +236,7 @@ fn refuse_call(error: &Error) -> c_int {
     -1
 }
 
-/// `orbit_cancel_by_task`.
+/// Implements `orbit_cancel_by_task`.
 ///
 /// # Safety
 /// The task is null or one that `orbit_call_async` filled in.
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn orrery_authors_cancel_by_task(task: *const Task) -> c_i
     }
 }
 
-/// `orbit_cancel_by_arg`.
+/// Implements `orbit_cancel_by_arg`.
 ///
 /// # Safety
 /// What the pointers lead to is as the header says.
@@ -301,7 +301,7 @@ pub(super) unsafe fn pending(task: *const Task) -> Option<(Arc<Known>, u64, Pend
     Some((known, task.number, call))
 }
 
-/// `orbit_destroy`.
+/// Implements `orbit_destroy`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_authors_destroy(id: c_int) -> c_int {
     if orrery_orbit::is_orbit() {
@@ -313,7 +313,7 @@ pub extern "C" fn orrery_authors_destroy(id: c_int) -> c_int {
     }
 }
 
-/// `orbit_destroy_all`.
+/// Implements `orbit_destroy_all`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_authors_destroy_all() -> c_int {
     if orrery_orbit::is_orbit() {
@@ -323,7 +323,7 @@ pub extern "C" fn orrery_authors_destroy_all() -> c_int {
     ends.fold(0, |all, end| end.map_or_else(|error| refuse(&error), |()| all))
 }
 
-/// `orbit_exists`.
+/// Implements `orbit_exists`.
 ///
 /// # Safety
 /// The module is null or one that `orbit_create` gave.
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn orrery_authors_exists(module: *const Module) -> bool {
     known.is_some_and(|known| matches!(known.orbit.life(), Ok(Life::Up)))
 }
 
-/// `orbit_gone`.
+/// Implements `orbit_gone`.
 ///
 /// # Safety
 /// As for `orbit_exists`.

@@ -32,7 +32,7 @@ fn send(kind: u64, address: usize, count: usize, bytes: &[u8]) -> c_int {
     orrery_orbit::send(&mut scratch).map_or_else(|error| refuse(&error), |()| 0)
 }
 
-/// `orbit_send`.
+/// Implements `orbit_send`.
 ///
 /// # Safety
 /// The update has as many bytes as it says.
@@ -52,7 +52,7 @@ fn minus(result: c_int) -> c_ulong {
     i64::from(result).cast_unsigned()
 }
 
-/// `orbit_sendv`.
+/// Implements `orbit_sendv`.
 ///
 /// # Safety
 /// The scratch is one that was made with the functions for that.
@@ -76,13 +76,13 @@ pub unsafe extern "C" fn orrery_authors_sendv(scratch: *mut Scratch) -> c_int {
     sent
 }
 
-/// `orbit_commit`.
+/// Implements `orbit_commit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_authors_commit() -> c_ulong {
     minus(fail(libc::ENOSYS, "orbit_commit would change main's memory behind its back: send updates instead"))
 }
 
-/// What arrived.
+/// A message that arrived from the orbit.
 struct Message {
     kind: u64,
     address: usize,
@@ -138,7 +138,7 @@ unsafe fn receive(task: *const Task) -> Result<Received, c_int> {
     }
 }
 
-/// `orbit_recv`.
+/// Implements `orbit_recv`.
 ///
 /// # Safety
 /// As for `orbit_recvv`; the update has room for `ORBIT_BUFFER_MAX` bytes.
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn orrery_authors_recv(task: *const Task, update: *mut Upd
     }
 }
 
-/// `orbit_recvv`.
+/// Implements `orbit_recvv`.
 ///
 /// # Safety
 /// The task is null or one that `orbit_call_async` filled in; the result is null or room for one.

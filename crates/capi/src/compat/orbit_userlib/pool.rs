@@ -53,13 +53,13 @@ impl Pool {
     }
 }
 
-/// `orbit_pool_create`.
+/// Implements `orbit_pool_create`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_authors_pool_create(_: *mut Module, size: usize) -> *mut Pool {
     create(size, None)
 }
 
-/// `orbit_pool_create_at`.
+/// Implements `orbit_pool_create_at`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_authors_pool_create_at(
     _: *mut Module,

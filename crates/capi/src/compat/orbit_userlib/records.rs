@@ -209,7 +209,7 @@ fn is_code(address: usize) -> bool {
     has(&code)
 }
 
-/// `orbit_apply`.
+/// Implements `orbit_apply`.
 ///
 /// # Safety
 /// The scratch was received, and its records may be applied.
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn orrery_authors_apply(scratch: *mut Scratch, stop_at_dat
     unsafe { all(scratch, stop_at_data, Deed::Apply) }
 }
 
-/// `orbit_apply_one`.
+/// Implements `orbit_apply_one`.
 ///
 /// # Safety
 /// As for `orbit_apply`.
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn orrery_authors_apply_one(scratch: *mut Scratch, stop_at
     unsafe { one(scratch, stop_at_data, Deed::Apply) }
 }
 
-/// `orbit_skip`.
+/// Implements `orbit_skip`.
 ///
 /// # Safety
 /// The scratch was received.
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn orrery_authors_skip(scratch: *mut Scratch, stop_at_data
     unsafe { all(scratch, stop_at_data, Deed::Skip) }
 }
 
-/// `orbit_skip_one`.
+/// Implements `orbit_skip_one`.
 ///
 /// # Safety
 /// The scratch was received.
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn orrery_authors_skip_one(scratch: *mut Scratch, stop_at_
     unsafe { one(scratch, stop_at_data, Deed::Skip) }
 }
 
-/// `orbit_scratch_first`.
+/// Implements `orbit_scratch_first`.
 ///
 /// # Safety
 /// The scratch was received.
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_first(scratch: *mut Scratch) -> 
     current.map_or(core::ptr::null_mut(), |(_, place, _)| place.cast())
 }
 
-/// `orbit_scratch_next`.
+/// Implements `orbit_scratch_next`.
 ///
 /// # Safety
 /// The scratch was received.

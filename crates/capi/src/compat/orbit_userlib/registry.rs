@@ -18,7 +18,7 @@ const DEAD: usize = 16;
 
 /// One orbit.
 pub(super) struct Known {
-    /// Its local number.
+    /// The number of the orbit in this process.
     number: c_int,
     pub(super) orbit: Orbit,
     pub(super) calls: Mutex<Calls>,

@@ -18,7 +18,7 @@ static POOL: AtomicPtr<Pool> = AtomicPtr::new(core::ptr::null_mut());
 /// Memory that was mapped for scratches that came from where main has nothing.
 static LANDINGS: Mutex<Vec<PageRange>> = Mutex::new(Vec::new());
 
-/// `orbit_scratch_set_pool`.
+/// Implements `orbit_scratch_set_pool`.
 ///
 /// # Safety
 /// The pool is null or stays.
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_set_pool(pool: *mut Pool) -> c_i
     0
 }
 
-/// `orbit_scratch_create`.
+/// Implements `orbit_scratch_create`.
 ///
 /// # Safety
 /// The scratch is null or room for one.
@@ -137,7 +137,7 @@ unsafe fn ready<'a>(scratch: *mut Scratch) -> Option<&'a mut Scratch> {
     }
 }
 
-/// `orbit_scratch_push_update`.
+/// Implements `orbit_scratch_push_update`.
 ///
 /// # Safety
 /// The scratch was made; the bytes are there.
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_update(
     scratch.number()
 }
 
-/// `orbit_scratch_push_operation`.
+/// Implements `orbit_scratch_push_operation`.
 ///
 /// # Safety
 /// The scratch was made; there are as many arguments.
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_operation(
     scratch.number()
 }
 
-/// `orbit_scratch_push_any`.
+/// Implements `orbit_scratch_push_any`.
 ///
 /// # Safety
 /// The scratch was made; the bytes are there, unless null.
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_any(
     place.cast()
 }
 
-/// `orbit_scratch_open_any`.
+/// Implements `orbit_scratch_open_any`.
 ///
 /// # Safety
 /// The scratch was made.
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_open_any(
     scratch.open
 }
 
-/// `orbit_scratch_close_any`.
+/// Implements `orbit_scratch_close_any`.
 ///
 /// # Safety
 /// The scratch is null or was made.

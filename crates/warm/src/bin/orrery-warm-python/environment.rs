@@ -77,7 +77,7 @@ pub(crate) struct Wishes<'a> {
     pub(crate) safe_path: bool,
     pub(crate) no_bytecode: bool,
     pub(crate) unbuffered: bool,
-    /// PEP 540.
+    /// Whether UTF-8 mode is on (PEP 540).
     pub(crate) utf8_mode: bool,
     /// Whether the user's own directory of packages is another than when the interpreter was started, or has come or gone.
     pub(crate) another_home: bool,
@@ -293,7 +293,7 @@ enum Locale<'a> {
     Ours,
     /// Another, by name and whether `LC_ALL` insists on it.
     Named { name: &'a [u8], forced: bool },
-    /// Another that exists.
+    /// Another locale that exists.
     Other,
 }
 

@@ -236,7 +236,7 @@ fn new_main(held: Held, pristine: &Pristine) -> Result<()> {
 pub(crate) struct Threading {
     pub(crate) namespace: Object,
     pub(crate) shutdown: Object,
-    /// See `finish::sizes`.
+    /// The sizes that `finish::sizes` reported.
     pub(crate) sizes: [isize; 3],
 }
 

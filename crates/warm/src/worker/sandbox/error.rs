@@ -30,7 +30,7 @@ pub enum SandboxError {
         /// Landlock's reason.
         source: landlock::PathFdError,
     },
-    /// Landlock refused.
+    /// The error of Landlock.
     #[error("Landlock: {0}")]
     Landlock(#[from] landlock::RulesetError),
     /// The kernel has no Landlock.
