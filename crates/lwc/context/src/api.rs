@@ -157,7 +157,7 @@ impl Context {
     /// where it was when this was called, by the same descriptors. It is then without such a state: call again to keep
     /// it.
     ///
-    /// What is put back are memory that is not shared, descriptors and credentials, not what files contain. The context
+    /// What is restored are memory that is not shared, descriptors and credentials, not what files contain. The context
     /// goes on with the calling thread alone. Descriptors of it that came to be since are those of a context that has
     /// ended.
     ///
@@ -308,7 +308,7 @@ impl Context {
         remote::perform(&mut state, slot, own, number, arguments)
     }
 
-    /// Narrows what this descriptor allows to overlays of the memory that lies in `keep`, (start, length) each: no
+    /// Narrows what this descriptor allows to overlays of the memory that is in `keep`, (start, length) each: no
     /// other memory, no descriptors, no system calls ([`Context::restrict_to`] can keep those). It holds at once, for
     /// all who have copies of the descriptor.
     ///

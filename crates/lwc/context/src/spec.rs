@@ -42,7 +42,7 @@ impl Spec {
     /// private memory becomes shared; shared mappings of the program's are shared anyway.
     ///
     /// # Safety
-    /// What lies there may change at every switch: no reference to it may live across one, and what it points to must
+    /// What is there may change at every switch: no reference to it may live across one, and what it points to must
     /// mean the same in both contexts. Memory that an allocator hands out has its books elsewhere: map it (mmap(2)).
     #[must_use]
     pub unsafe fn share(mut self, start: *const u8, length: usize) -> Self {

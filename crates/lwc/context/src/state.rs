@@ -118,7 +118,7 @@ pub(crate) struct State {
     pub(crate) checkpoint_pid: Option<Pid>,
     /// Private memory that became shared.
     pub(crate) shared: Vec<SharedRange>,
-    /// Where memory of other contexts lies over ours.
+    /// Where memory of other contexts is over ours.
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,

@@ -20,7 +20,7 @@ use orrery_sys::signals::Mask;
 /// with this value.
 pub(crate) const AGAIN: i32 = i32::MIN;
 
-/// The meeting point of the assembly and the engine. It lies in the arena, out of reach of any rollback.
+/// The meeting point of the assembly and the engine. It is in the arena, out of reach of any rollback.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Crossing {

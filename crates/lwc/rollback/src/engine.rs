@@ -147,7 +147,7 @@ impl Engine {
         // SAFETY: this is the owner's thread, and no closure runs.
         unsafe { *self.last.get() = None };
         let crossing = &raw mut inner.crossing;
-        // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than
+        // SAFETY: the crossing is in the arena, which restoring leaves alone, and its functions abort rather than
         // unwind.
         unsafe { arch::run_crossing(crossing) };
         // The run is over, or never began: memory is that of its beginning, the arena's is that of now.
@@ -348,7 +348,7 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     }
 }
 
-/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw, or, if the closure repeats, to
+/// Ends a run, on the engine's stack: everything is restored to what [`begin_run`] saw, or, if the closure repeats, to
 /// what the closure saw.
 unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();

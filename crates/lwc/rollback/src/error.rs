@@ -64,7 +64,7 @@ pub enum Error {
         /// The value that was given.
         value: i32,
     },
-    /// The processor's shadow stack is on: stacks cannot be put back.
+    /// The processor's shadow stack is on: stacks cannot be restored.
     #[error(
         "this process runs with a shadow stack, whose contents cannot be put back: start it with \
              GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"

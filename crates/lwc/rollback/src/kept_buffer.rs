@@ -13,7 +13,7 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct KeptBuffer {
     memory: PageRange,
-    /// The length lies in kept memory as well: in its first word.
+    /// The length is in kept memory as well: in its first word.
     length: *const Cell<usize>,
 }
 

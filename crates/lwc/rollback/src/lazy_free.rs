@@ -1,7 +1,7 @@
 //! Memory that a closure gave back for the taking (`madvise(2)` with `MADV_FREE`).
 //!
 //! The kernel may drop such a page at any later time, also after the closure was undone, and nothing tells that it is
-//! marked: the page looks as it did. But a write revokes the mark. So the ranges are noted as they are given back
+//! marked: the page looks as it did. But a write revokes the mark. So the ranges are noted as they are returned
 //! ([`crate::interpose`]), and every page in them is written by the rollback.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use orrery_memory::{PAGE, PageRange};
 /// Ranges that can be distinguished; with more, all memory is taken for marked.
 const MOST: usize = 256;
 
-/// The ranges of the present run. It lies in the arena.
+/// The ranges of the present run. It is in the arena.
 #[derive(Debug)]
 pub(crate) struct LazyFree {
     count: AtomicUsize,

@@ -25,10 +25,10 @@
 //!
 //! # What Rust code must not rely on
 //!
-//! [`Rollback::run`] is a safe function by an assumption: **no safe code of the program believes in state that lies
+//! [`Rollback::run`] is a safe function by an assumption: **no safe code of the program believes in state that is
 //! outside of what a rollback restores, and that it shares with others that go on.** Memory goes back, the other
 //! side does not. So a closure must not use the rings of an io_uring(7), nor the heads and locks of shared memory that
-//! another process uses, where their other half lies in private memory; a wrapper that is safe by itself may then free
+//! another process uses, where their other half is in private memory; a wrapper that is safe by itself may then free
 //! or reuse what the kernel or the other process still writes to. Make such things inside the closure and drop them
 //! there, put them into memory that [`Rollback::keep_memory`] leaves alone as a whole, or do not use them in a closure.
 //! The function is not `unsafe`, since ordinary sockets, files, threads and allocators need none of this, and no

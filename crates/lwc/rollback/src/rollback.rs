@@ -149,7 +149,7 @@ impl Rollback {
     /// [`Threads`](crate::Error::Threads), [`Memory`](crate::Error::Memory), [`System`](crate::Error::System).
     /// Afterwards: [`NotUndone`](crate::Error::NotUndone), when memory is as it was but something else is not.
     ///
-    /// If memory itself cannot be put back (a mapped file is gone, a thread will not end, memory is used up) there is
+    /// If memory itself cannot be restored (a mapped file is gone, a thread will not end, memory is used up) there is
     /// no state to return to: the process says so on standard error and exits with [`EXIT_BROKEN`](crate::EXIT_BROKEN).
     pub fn run<F: FnOnce()>(&mut self, closure: F) -> Result<Outcome> {
         let mut body = Some(closure);
@@ -264,7 +264,7 @@ impl Rollback {
     /// Lets go of the copies of this process' files that are held so that a run can bring them back.
     ///
     /// They are held until the next run: a pipe or socket that the program closes in between is not closed for its
-    /// other end before that. This closes it; the next run copies the table anew, which costs some 60 us.
+    /// other end before that. This closes it; the next run copies the table again, which costs some 60 us.
     ///
     /// # Errors
     /// Those that [`Rollback::run`] gives before it runs.

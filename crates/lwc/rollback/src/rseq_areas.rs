@@ -8,7 +8,7 @@ use orrery_sys::rseq;
 /// How many threads may be parked at the same time.
 const MOST_THREADS: usize = 256;
 
-/// The areas that are known. It lies in the arena.
+/// The areas that are known. It is in the arena.
 pub(crate) struct RseqAreas([AtomicUsize; MOST_THREADS]);
 
 static AREAS: AtomicPtr<RseqAreas> = AtomicPtr::new(std::ptr::null_mut());

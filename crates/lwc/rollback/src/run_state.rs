@@ -53,7 +53,7 @@ pub(crate) enum Role {
     Bystander,
 }
 
-/// The state of the process' runs. It lies in the arena.
+/// The state of the process' runs. It is in the arena.
 pub(crate) struct RunState {
     owner_process: i32,
     owner_thread: i32,

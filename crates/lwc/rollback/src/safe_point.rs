@@ -9,7 +9,7 @@ use rustix::thread::futex;
 
 use crate::rseq_areas;
 
-/// The words that threads and the engine share. It lies in the arena.
+/// The words that threads and the engine share. It is in the arena.
 #[derive(Debug, Default)]
 pub(crate) struct SafePointState {
     /// 1 while threads are to park.

@@ -1,4 +1,4 @@
-//! What a process is beside its memory, remembered and put back.
+//! What a process is beside its memory, remembered and restored.
 //!
 //! Each file remembers one kind of state. All of them run on the engine's stack with signals blocked, allocate in the
 //! arena alone, and make a handful of system calls each: looking costs, so what has not changed is only looked at.

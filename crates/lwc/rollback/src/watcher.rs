@@ -2,7 +2,7 @@
 //! descriptor of it is closed.
 //!
 //! It has no part in what the context computes, so a rollback leaves it alone, with the memory that it writes: it is
-//! neither counted nor ended, and its pages are neither captured nor put back.
+//! neither counted nor ended, and its pages are neither captured nor restored.
 //!
 //! Process-wide state, because a watcher is: this file is where it lives. A new context overwrites what it inherited.
 

@@ -29,7 +29,7 @@
 //! ```
 //!
 //! Algorithm 2 of the paper, with two changes. There, every connection gets a new context; here, one that served
-//! another connection before and was put back to what it was ([`orrery_rollback`]), which costs a tenth of making one.
+//! another connection before and was restored to what it was ([`orrery_rollback`]), which costs a tenth of making one.
 //! And a session is copied not from the event loop, whose memory changes, but from a *template*: a context made
 //! together with the pool, which never sees a connection and hands itself out, over and over, as it was then.
 //!

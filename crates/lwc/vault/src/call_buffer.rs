@@ -237,7 +237,7 @@ mod tests {
             noise in proptest::collection::vec(any::<u8>(), size_of::<Head>()), number in any::<u32>(),
         ) {
             let (line, _fd) = CallBuffer::make().unwrap();
-            // SAFETY: the head lies within the mapping and is made of atomics, for which any bytes will do.
+            // SAFETY: the head is within the mapping and is made of atomics, for which any bytes will do.
             unsafe { std::ptr::copy_nonoverlapping(noise.as_ptr(), line.start.as_ptr(), noise.len()) };
             let mut small = [0; 100];
             if let Some((_, Ok(length))) = line.asked(number, &mut small) {

@@ -25,7 +25,7 @@ pub(super) fn close() -> Result<(), Errno> {
 /// lock what it allocates later.
 const HEAP: usize = 8 << 20;
 
-/// Extends the heap, which never shrinks again, so that what is allocated later lies in memory that is locked. Address
+/// Extends the heap, which never shrinks again, so that what is allocated later is in memory that is locked. Address
 /// space alone: pages exist when they are used.
 pub(super) fn reserve_heap() {
     let threshold = libc::c_int::try_from(HEAP).unwrap_or(libc::c_int::MAX);

@@ -96,7 +96,7 @@ pub trait VaultService {
     fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> std::result::Result<usize, rustix::io::Errno>;
 
     /// Drops what is not wanted any more. The keeper calls it whenever it is about to sleep, and then after the time
-    /// that it returned, if any. Zero says that something was dropped: the spare, which has it, too, is made anew, and
+    /// that it returned, if any. Zero says that something was dropped: the spare, which has it, too, is made again, and
     /// this is called again. Twins keep what they have.
     fn tidy(&mut self) -> Option<std::time::Duration> {
         None

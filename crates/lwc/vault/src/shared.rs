@@ -302,7 +302,7 @@ fn alone_with(socket: OwnedFd) -> Result<OwnedFd, Errno> {
                 libc::close(number);
             }
         }
-        // No folder is kept from being unmounted, and no path is meant relative to one.
+        // No directory is kept from being unmounted, and no path is meant relative to one.
         libc::chdir(c"/".as_ptr());
         Ok(OwnedFd::from_raw_fd(SOCKET))
     }

@@ -308,7 +308,7 @@ impl State {
         if let Some(spare) = &self.spare
             && tell_spare(&spare.tell, &peer).is_err()
         {
-            // It is made anew, and has this one, then.
+            // It is made again, and has this one, then.
             self.end_spare();
         }
         self.connections.add(peer);

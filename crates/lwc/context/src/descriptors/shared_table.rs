@@ -2,7 +2,7 @@
 //! kernel's own, by CLONE_FILES in clone(2). What one opens or closes is open or closed in the other, at once; kcmp(2)
 //! says that they are one. A part of a table cannot be shared.
 //!
-//! The library's own descriptors lie in there, too, those of all who share it: ends of names, pidfds and so on. None
+//! The library's own descriptors are in there, too, those of all who share it: ends of names, pidfds and so on. None
 //! may outlive its owner, for others would hear of its end by them, and a new context with a table of its own must have
 //! none but its creator's. So each says which numbers are its own, in memory that those who share the table share:
 //! before it lets go of control, and before it creates a context. The others, when they next create or close something,

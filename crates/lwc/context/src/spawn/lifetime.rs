@@ -17,7 +17,7 @@ use crate::spawn::{job_control, signal_forwarding};
 use crate::syscalls::listener_transfer::{self, ListenerTransfer};
 
 /// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
-/// goes on while the rest is put back.
+/// goes on while the rest is restored.
 #[derive(Debug)]
 #[repr(align(4096))]
 pub(crate) struct Lifetime {

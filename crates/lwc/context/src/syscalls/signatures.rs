@@ -121,7 +121,7 @@ pub(crate) fn of(number: u32) -> Option<Signature> {
     }
 }
 
-/// Where one argument's memory lies among that of all.
+/// Where one argument's memory is among that of all.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) argument: usize,

@@ -21,11 +21,11 @@ use crate::types::Arrival;
 
 struct StateCell(UnsafeCell<Option<State>>);
 
-// SAFETY: what lies there is touched under `TURN` only.
+// SAFETY: what is there is touched under `TURN` only.
 unsafe impl Sync for StateCell {}
 
 static STATE: StateCell = StateCell(UnsafeCell::new(None));
-/// Whether anything lies there: a program without contexts, or a rollback in it, is to notice nothing of this file.
+/// Whether anything is there: a program without contexts, or a rollback in it, is to notice nothing of this file.
 static ANY: AtomicBool = AtomicBool::new(false);
 static TURN: Lock = Lock::new();
 /// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken
@@ -273,7 +273,7 @@ pub(crate) fn hold_or_become_root(handlers: &'static Handlers) -> Result<Held> {
     Ok(held)
 }
 
-/// After the context's memory was put back to what it was: what it received since, it has received. It has control, so
+/// After the context's memory was restored to what it was: what it received since, it has received. It has control, so
 /// nothing is under way to it; but the links, which are shared, are further on than its own books.
 fn after_rollback() {
     if let Ok(Some(mut state)) = hold() {

@@ -283,7 +283,7 @@ extern "C" fn on_signal(signal: i32, info: *const QueuedInfo, frame: *mut Frame)
     let copied =
         unsafe { arch::hold_still(&raw const stop.stack, &raw const ROUND, current, &raw const ARRIVED) };
     if copied == 1 {
-        // SAFETY: the kernel's frame lies above us on this stack, until we return.
+        // SAFETY: the kernel's frame is above us on this stack, until we return.
         begin(stop, unsafe { &mut *frame });
     }
 }

@@ -417,7 +417,7 @@ fn uring_open(path: &CStr) -> Option<i32> {
         (5, u32::try_from(path >> 32).unwrap()),
         (7, libc::O_RDONLY.cast_unsigned()),
     ];
-    // SAFETY: the entry and the words of the ring lie in what the kernel has mapped for them; nobody else uses the
+    // SAFETY: the entry and the words of the ring are in what the kernel has mapped for them; nobody else uses the
     // ring.
     unsafe {
         entry.write_bytes(0, 16);

@@ -3,7 +3,7 @@
 //! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once
 //! for each case.
 //!
-//! A room of this folder is one idea each.
+//! A room of this directory is one idea each.
 
 #![expect(clippy::unwrap_used, reason = "tests of system calls")]
 

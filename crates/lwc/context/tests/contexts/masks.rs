@@ -14,7 +14,7 @@ use crate::support::{OWN_MEMORY, call_number, only, set_users, uname};
 /// Of each kind there is one of the caller's and one of the target's.
 const WHOSE: [&str; 2] = ["target", "caller"];
 
-/// A program with a context that have different things by the same names: behind the number, a folder with the owner's
+/// A program with a context that have different things by the same names: behind the number, a directory with the owner's
 /// name; at the address, a text with the owner's name; and files that only the caller's user may read.
 struct Scene {
     _place: tempfile::TempDir,
@@ -46,7 +46,7 @@ impl Scene {
         let spec = Spec::new().trap(true).withhold(&only(libc::SYS_uname));
         let target = create(&spec, move |start| {
             memory.put(b"target");
-            // SAFETY: takes numbers only. What went by the second one is the caller's folder, which only the caller
+            // SAFETY: takes numbers only. What went by the second one is the caller's directory, which only the caller
             // uses by it.
             assert_eq!(unsafe { libc::dup2(theirs_too, number) }, number);
             if privileged {
@@ -71,7 +71,7 @@ impl Scene {
         unsafe { self.target.syscall(own, call_number(number), arguments) }
     }
 
-    /// Opens the file that has the name at the address, in the folder behind the number.
+    /// Opens the file that has the name at the address, in the directory behind the number.
     fn open(&self, own: FromCaller) -> Result<i64, Error> {
         let folder = self.folder.as_raw_fd().unsigned_abs().into();
         let how = (libc::O_RDONLY | libc::O_CLOEXEC).unsigned_abs().into();

@@ -86,7 +86,7 @@ pub(crate) fn shared_memory_stays_from_other_contexts() {
 
 pub(crate) fn senseless_specifications_are_refused() {
     let memory = Pages::new(4);
-    // The library's own mappings may come to lie at the hole's end.
+    // The library's own mappings may come to be at the hole's end.
     let hole = Pages::new(1024);
     hole.remove();
     let nothing = hole.byte(512 * PAGE);

@@ -51,7 +51,7 @@ impl Pages {
         self.count * PAGE
     }
 
-    /// Where byte `at` lies.
+    /// Where byte `at` is.
     pub(crate) fn byte(self, at: usize) -> *mut u8 {
         assert!(at < self.length());
         std::ptr::with_exposed_provenance_mut(self.start + at)
@@ -105,7 +105,7 @@ impl Pages {
 
     /// Lays what `context` has there over one's own.
     pub(crate) fn overlay(self, context: Context, how: Overlay) -> Result<(), Error> {
-        // SAFETY: nothing else lies there than what the case put there for this, no reference leads there, and what is
+        // SAFETY: nothing else is there than what the case put there for this, no reference leads there, and what is
         // read are bytes of whatever value.
         unsafe { context.overlay(self.start(), self.length(), how) }
     }

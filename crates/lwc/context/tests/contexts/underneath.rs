@@ -90,7 +90,7 @@ pub(crate) fn record_locks_are_not_inherited() {
 pub(crate) fn locks_that_know_their_owner_know_a_context() {
     let page = shared_page().cast::<libc::pthread_mutex_t>();
     let kinds = [libc::PTHREAD_MUTEX_NORMAL, libc::PTHREAD_MUTEX_RECURSIVE, libc::PTHREAD_MUTEX_ERRORCHECK];
-    // SAFETY: the mutexes lie in a page that stays, one behind the other, and are made before they are used.
+    // SAFETY: the mutexes are in a page that stays, one behind the other, and are made before they are used.
     let mutex = move |index: usize| unsafe { page.add(index) };
     for (index, kind) in kinds.into_iter().enumerate() {
         // SAFETY: the attributes are made here, of zeros, and used as pthread_mutexattr_init(3) has it.

@@ -12,7 +12,7 @@
 //!   ...                             the body's frames, while it runs
 //! ```
 //!
-//! What was in the other registers goes, whatever held it: memory that is put back was compared and copied through vector registers,
+//! What was in the other registers goes, whatever held it: memory that is restored was compared and copied through vector registers,
 //! and the body had its own data in them. From there they would come to memory again, as the dynamic loader saves all registers on the
 //! stack when it binds a function at its first call.
 //!
@@ -125,7 +125,7 @@ macro_rules! continue_state {
 /// and returns what `end` (or a `begin` that refused) said, with the registers of the state that `end` left in place.
 ///
 /// # Safety
-/// `crossing` and the stack that it names lie outside of everything that `end` puts back, and its functions do not
+/// `crossing` and the stack that it names are outside of everything that `end` puts back, and its functions do not
 /// unwind.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {

@@ -1,4 +1,4 @@
-//! The owner's part of an engine: what is captured, and how it is put back.
+//! The owner's part of an engine: what is captured, and how it is restored.
 
 use orrery_sys::rseq;
 use std::mem::MaybeUninit;
@@ -253,7 +253,7 @@ impl Inner {
         note(state.descriptors.restore(&sources.keepers, own_are_there));
         note(state.attributes.restore());
         if let Err(thread) = threads_ended {
-            // Memory cannot be put back under a thread that runs.
+            // Memory cannot be restored under a thread that runs.
             die(&Error::NotUndone(thread));
         }
         if let Err(error) = engine.run.lazy_free.take(|range| space.assume_written(range)) {

@@ -6,7 +6,7 @@
 //! and inode, and a lost one stays lost. The engine's own files of procfs are always compared so, which takes a third
 //! of the time: what is opened in their place and shows the same does the same.
 //!
-//! Offsets are put back for regular files, but for those that standard output and standard error go to: what was
+//! Offsets are restored for regular files, but for those that standard output and standard error go to: what was
 //! written to them stays written, and what follows must come behind it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -29,7 +29,7 @@ struct File {
     status: OFlags,
     /// Device, inode and mode: the identity, as far as it shows.
     identity: Identity,
-    /// The offset, for regular files whose offset is put back.
+    /// The offset, for regular files whose offset is restored.
     offset: Option<u64>,
 }
 
@@ -393,7 +393,7 @@ fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> std::result::Result<(), 
         std::mem::forget(fetched);
         return Ok(());
     }
-    // SAFETY: dup3 onto a number that belongs to the state being put back.
+    // SAFETY: dup3 onto a number that belongs to the state being restored.
     let duplicated =
         unsafe { syscalls::syscall!(syscalls::Sysno::dup3, fetched.as_raw_fd(), fd, libc::O_CLOEXEC) };
     duplicated.map(|_| ()).map_err(|_| lost)

@@ -258,7 +258,7 @@ pub(crate) fn swapped_pages_come_back() {
         libc::madvise(memory.add(from).cast(), length, libc::MADV_PAGEOUT)
     };
     rollback.run(|| {}).unwrap();
-    // Clean pages go out and come back as they were; dirty ones go out dirty and are put back all the same.
+    // Clean pages go out and come back as they were; dirty ones go out dirty and are restored all the same.
     out(0, 8 << 20);
     let run = rollback.run(|| {
         // SAFETY: within the mapping.

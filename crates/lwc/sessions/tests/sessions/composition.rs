@@ -34,7 +34,7 @@ pub(crate) fn rollback_works_in_a_context_of_an_ordinary_user() {
     rolls_back_in_a_context();
 }
 
-/// A context that adds its arguments up in a closure that is rolled back gives back each alone, however often control
+/// A context that adds its arguments up in a closure that is rolled back returns each alone, however often control
 /// went back and forth meanwhile.
 fn rolls_back_in_a_context() {
     let ballast = vec![7_u8; 40 << 20];
