@@ -120,7 +120,7 @@ impl CheckLog {
     }
 }
 
-/// Where a log lies. The handler cannot use the handle, which is memory that it guards.
+/// Where a log is. The handler cannot use the handle, which is memory that it guards.
 #[derive(Clone, Copy)]
 struct LogPlace(NonNull<u8>);
 
@@ -516,7 +516,7 @@ pub(crate) fn handles(signal: c_int, address: usize, context: *mut c_void) -> bo
     }
     let is_write = registers[libc::REG_ERR as usize] & WRITE != 0;
     let value = (!guarded.is_area).then(|| {
-        // SAFETY: the page was just made readable, and the aligned word lies in it.
+        // SAFETY: the page was just made readable, and the aligned word is in it.
         unsafe { core::ptr::with_exposed_provenance::<u64>(address & !7).read_volatile() }
     });
     let around = if guarded.is_module { 8 } else { AROUND };

@@ -8,7 +8,7 @@ use orrery_memory::area::{Area, AreaBox, Error as AreaError};
 
 /// A structure that can be split: its *watched* fields go to an area, and the others stay where the object is.
 ///
-/// Pages are copied whole. Of a large structure that lies in an area, of which the task reads two words, main pays for the
+/// Pages are copied whole. Of a large structure that is in an area, of which the task reads two words, main pays for the
 /// rest, too, whenever the rest is written (Section 4.6.3 of the paper). `#[derive(Delegate)]` splits it:
 ///
 /// ```

@@ -69,7 +69,7 @@ const CONTINUE_UNWIND: c_int = 8;
 /// What the class of a C++ exception ends with, whoever's runtime threw it: "C++\0", or "C++\x01" for one thrown again.
 const CPP: u64 = 0x0043_2b2b;
 
-/// How far the thrown type lies before the unwinder's part of a C++ exception, whose object follows that part.
+/// How far the thrown type is before the unwinder's part of a C++ exception, whose object follows that part.
 const TYPE_BEFORE: usize = 80;
 const OBJECT_AFTER: usize = 32;
 

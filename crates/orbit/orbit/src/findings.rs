@@ -16,11 +16,11 @@ const MOST: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// It lies in an area that the call did not name: the orbit has it as of an earlier call, or not at all.
+    /// It is in an area that the call did not name: the orbit has it as of an earlier call, or not at all.
     NotPassed,
     /// Main had freed it before the call.
     Freed,
-    /// It lies outside of areas, and main has changed it since the orbit's creation.
+    /// It is outside of areas, and main has changed it since the orbit's creation.
     Stale,
 }
 
@@ -34,7 +34,7 @@ pub struct Finding {
     pub address: usize,
     /// What is wrong with it.
     pub reason: Reason,
-    /// The area, symbol or mapping that it lies in.
+    /// The area, symbol or mapping that it is in.
     pub place: String,
     /// The size of that in bytes.
     pub bytes: usize,

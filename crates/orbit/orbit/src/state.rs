@@ -110,7 +110,7 @@ pub(crate) struct State {
     pub(crate) received: u32,
     /// Whether a call waited for room in vain, and no task has returned since.
     pub(crate) stalled: bool,
-    /// Whether more may lie in the socket than the last look took.
+    /// Whether more may be in the socket than the last look took.
     pub(crate) more: bool,
     pub(crate) update_buffer: Vec<u8>,
     pub(crate) largest_update: usize,
@@ -218,7 +218,7 @@ impl State {
         self.retire_settled()
     }
 
-    /// Lets go of the settled calls at the front whose slot the orbit has given back.
+    /// Lets go of the settled calls at the front whose slot the orbit has returned.
     fn retire_settled(&mut self) -> core::result::Result<(), String> {
         if self.queued.is_empty() {
             return Ok(());
@@ -264,7 +264,7 @@ impl State {
             let claim = self.control.claim(queued_call.number);
             let behind = is_behind(queued_call, taken);
             if queued_call.settled {
-                // What a cancelled call or one before the successor's says is written anew.
+                // What a cancelled call or one before the successor's says is written again.
                 return behind || claim != Claim::Queued;
             }
             let first = core::mem::take(&mut may_have_been_claimed);

@@ -2,7 +2,7 @@
 //!
 //! A task fills a [`Scratch`] and sends it ([`crate::send`]). Main gets an [`Update`]: a list of records that it may
 //! read, apply or leave, one by one or all. Before main sees any of it every record was checked: the lengths add up,
-//! what is to be modified lies in memory that areas use now (or in a range that [`crate::Builder::allow`] named), and
+//! what is to be modified is in memory that areas use now (or in a range that [`crate::Builder::allow`] named), and
 //! what is to be called is code of the program. If one record is bad, the update is refused whole.
 //!
 //! On the wire a record is a head of four words (kind, length, address) and its bytes, padded to eight.
@@ -235,10 +235,10 @@ impl Record<'_> {
                     *word = usize::from_ne_bytes(*bytes);
                 }
                 let function = core::ptr::with_exposed_provenance::<c_void>(function);
-                // SAFETY: the address lies in the program's code; the caller vouches that a function of this type is
+                // SAFETY: the address is in the program's code; the caller vouches that a function of this type is
                 // there.
                 let function = unsafe { core::mem::transmute::<*const c_void, Operation>(function) };
-                // SAFETY: the address lies in the program's code; the caller vouches that a function of this
+                // SAFETY: the address is in the program's code; the caller vouches that a function of this
                 // type is there.
                 Ok(unsafe { function(count, words.as_mut_ptr()) })
             }

@@ -210,7 +210,7 @@ fn structures_with_pointers_are_seen() {
     let area = area();
     let mut lists: AreaVec<AreaVec<i64>> = AreaVec::new_in(area.clone());
     let orbit = orbit(|task| {
-        // SAFETY: the address of such a list, which lies in the area that the call names, as all its lists do.
+        // SAFETY: the address of such a list, which is in the area that the call names, as all its lists are.
         let lists = unsafe { &*task.pointer::<AreaVec<AreaVec<i64>>>().unwrap() };
         lists.iter().flatten().sum()
     });

@@ -197,7 +197,7 @@ pub(crate) fn bad_updates_are_refused() {
     assert_eq!(inside.get(), 5);
 }
 
-/// What an update may write is blocks: what lies between them and in freed ones is the allocator's of main's.
+/// What an update may write is blocks: what is between them and in freed ones is the allocator's of main's.
 pub(crate) fn updates_beside_blocks_are_refused() {
     let area = area();
     let layout = Layout::array::<u64>(5).unwrap();

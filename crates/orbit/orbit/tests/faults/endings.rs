@@ -160,7 +160,7 @@ pub(crate) fn an_exit_runs_nothing_and_prints_nothing_of_mains() {
     }
     let memory = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut file = std::fs::File::from(memory);
-    // SAFETY: the case is alone in its process; the standard output is put back below. Constants are printed.
+    // SAFETY: the case is alone in its process; the standard output is restored below. Constants are printed.
     let output = unsafe {
         assert_eq!(libc::atexit(at_exit), 0);
         let output = libc::dup(1);
