@@ -4,7 +4,7 @@
  *     the loader                         the auditor
  *     ----------                         -----------
  *     looks for a library                la_objsearch: gives it the object to open, if that has a name (libraries.c);
- *                                                      makes room where that library always lies (place.c)
+ *                                                      makes room where that library always is (place.c)
  *     has mapped all it wants            la_activity:  puts shared objects in the place of other files (files.c)
  *                                                      and of what was relocated, equal by now (relocated.c)
  *

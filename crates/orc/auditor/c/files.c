@@ -1,7 +1,7 @@
 /*
  * Files' segments by shared objects: one object for each file, with all that its segments show of it. Code and read-only data
  * stay shared for good. Writable data are shared page by page until they are written, as those of a file are: so nothing
- * needs the file's own pages any more, which are given back to the kernel.
+ * needs the file's own pages any more, which are returned to the kernel.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -164,7 +164,7 @@ static void exchange_segment(const struct mapping *segment, const struct file *f
         say("code is left alone that differs from the file (text relocations, or patched)", file->name);
 }
 
-/* All segments of a file, whose first bytes lie at `offset` in the object. */
+/* All segments of a file, whose first bytes are at `offset` in the object. */
 static void exchange_segments(const struct file *file, int fd, uint64_t offset) {
     look_at(file->segments[0].start, file->segments[file->segment_count - 1].end);
     for (size_t i = 0; i < file->segment_count; i++)

@@ -1,4 +1,4 @@
-/* The connection to the store. It lies at a high descriptor, out of the program's way, and holds what was had through it. */
+/* The connection to the store. It is at a high descriptor, out of the program's way, and holds what was had through it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

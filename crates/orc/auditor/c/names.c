@@ -26,7 +26,7 @@ static int has_looked, has_index;
 static int file = -1;
 static uint64_t file_inode;
 static char index_path[PATH_LENGTH];
-/* The folder of the objects, with room for a name. */
+/* The directory of the objects, with room for a name. */
 static char folder[PATH_LENGTH];
 static size_t folder_length;
 
@@ -38,7 +38,7 @@ static size_t append(char *to, size_t at, const char *text) {
     return at + length;
 }
 
-/* Writes the folder of whoever may be meant, a user or all; whether there is room. */
+/* Writes the directory of whoever may be meant, a user or all; whether there is room. */
 static int write_folder(const char *who) {
     size_t at = append(folder, 0, store_folder());
     at = append(folder, at, "/objects/");
@@ -56,7 +56,7 @@ static const char *decimal(unsigned long number, char text[24]) {
     return text + at;
 }
 
-/* Opens the index, if it is the store's: it and the folders to it are, where others than the superuser or this user
+/* Opens the index, if it is the store's: it and the directories to it are, where others than the superuser or this user
    cannot have written it. */
 static int open_index(void) {
     struct stat found;
@@ -89,7 +89,7 @@ static int is_ready(void) {
     has_looked = 1;
     if (!is_store_known())
         return 0;
-    /* A user's, or else a tenant's, whose folder has one for all. */
+    /* A user's, or else a tenant's, whose directory has one for all. */
     has_index = (write_folder(decimal((unsigned long)CALL3(SYS_geteuid, 0, 0, 0), number)) && open_index()) ||
                 (write_folder("all") && open_index());
     names.base[sizeof names.base - 1] = 0;

@@ -41,7 +41,7 @@ void begin_search(void);
 void end_work(void);
 /* Whether nothing is to be done any more, as far as that is known. */
 int is_left_alone(void);
-/* Whether libraries are to lie where the kernel puts them. */
+/* Whether libraries are to be where the kernel puts them. */
 int is_without_places(void);
 /* Whether to do as on kernels without recent calls, which tests ask for. */
 int is_old_kernel(void);
@@ -55,7 +55,7 @@ int is_store_known(void);
 const char *program_path(void);
 /* The program's environment and arguments as it was started with them; NULL where they are not known. */
 const char *const *program_environment(const char *const **arguments);
-/* The store's folder, and the address of the socket in it. */
+/* The store's directory, and the address of the socket in it. */
 const char *store_folder(void);
 const struct sockaddr_un *store_address(void);
 
@@ -196,7 +196,7 @@ void share_files(void);
 
 /* ---- place.c: where libraries are loaded ---- */
 
-/* A library that lies where it always does. */
+/* A library that is where it always does. */
 struct placed {
     struct name name;
     uintptr_t start;
@@ -209,7 +209,7 @@ struct placed {
 void prepare_place(int fd, uint64_t size);
 /* The loader has mapped what it wanted. */
 void finish_places(void);
-/* What lies at this address will be unmapped. */
+/* What is at this address will be unmapped. */
 void note_closed(uintptr_t base);
 /* Libraries whose relocated data are still their own: the number, and each. */
 size_t placed_count(void);

@@ -1,12 +1,12 @@
 /*
- * Where libraries are loaded. Relocated data are equal in two processes only where libraries lie at equal addresses. The store
- * has a book for each trust domain that says where a library, known by its first bytes, lies: at addresses that no stranger
+ * Where libraries are loaded. Relocated data are equal in two processes only where libraries are at equal addresses. The store
+ * has a book for each trust domain that says where a library, known by its first bytes, is: at addresses that no stranger
  * knows, as the book begins at random. The book is memory that all may read, so that looking something up costs no question.
  *
  * The loader asks the kernel for any address, and the kernel takes the highest gap that is large enough. So before a library is
  * opened all gaps above the book's addresses are filled with memory that nobody can touch and that takes none, and one hole is
  * left: where the library is to be. When the loader is done the rest is unmapped again. Where something else falls into the
- * hole the library lies elsewhere, and its relocated data are its own.
+ * hole the library is elsewhere, and its relocated data are its own.
  *
  * A region of its own costs a process page tables, so only libraries with much to share are placed.
  */
@@ -217,7 +217,7 @@ static int unfill(struct range range) {
     return 1;
 }
 
-/* Fills the book's part, up to the lowest of what lies above. */
+/* Fills the book's part, up to the lowest of what is above. */
 static int fill_book(uintptr_t end) {
     struct range part = {span.start, end};
     uintptr_t reached = around_occupied(part, fill);

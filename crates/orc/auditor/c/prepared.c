@@ -1,5 +1,5 @@
 /*
- * Relocated data that the store has made before (prepared.rs). A library that lies in its place needs none of the addresses in
+ * Relocated data that the store has made before (prepared.rs). A library that is in its place needs none of the addresses in
  * the first pages of its read-only data computed again: the store has done that once, from the library's own bytes. So before the
  * loader relocates anything these pages are put over those of the library's object, and its table of relocations is made to begin
  * behind those that are done. The loader then never touches the pages, and they stay one for all processes.
@@ -31,7 +31,7 @@ int open_prepared(const struct placed *place, uint64_t tag, struct entry *entry)
     return length % PAGE || length > place->length ? -1 : open_object(entry, length, NULL);
 }
 
-/* What the loader knows of a library's relocations, which it reads anew when it comes to them. */
+/* What the loader knows of a library's relocations, which it reads again when it comes to them. */
 struct table {
     ElfW(Dyn) * start, *size, *count;
 };

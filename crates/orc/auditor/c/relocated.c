@@ -1,6 +1,6 @@
 /*
  * Relocated data by shared objects: what the loader has written, page for page the same in every process that has the library
- * in the same place, but for pages with pointers to what lies elsewhere. What the store has prepared (prepared.c) the loader did not
+ * in the same place, but for pages with pointers to what is elsewhere. What the store has prepared (prepared.c) the loader did not
  * have to write; what is left are pages with pointers to other libraries, and those of programs that nothing was prepared for.
  *
  * The store remembers the first such range by library and address. Nothing is taken on trust: a page is exchanged where it

@@ -1,6 +1,6 @@
 /*
- * What the kernel has put on the stack for the program (execve(2)): there lies its environment as it was then, and behind that
- * what it was started by (getauxval(3)). Reading it takes no system call, and no entry in /proc, which the kernel makes anew for each
+ * What the kernel has put on the stack for the program (execve(2)): there is its environment as it was then, and behind that
+ * what it was started by (getauxval(3)). Reading it takes no system call, and no entry in /proc, which the kernel makes again for each
  * process that looks: such an entry costs 10 us, until the process has ended and it is gone.
  *
  * The loader knows where that is and says so under a name that programs may use, too (__libc_stack_end). An auditor is linked

@@ -41,7 +41,7 @@ static int is_static(const struct link_map *map) {
     return 0;
 }
 
-/* The size of a library's thread-local variables, as its file has it: what lies at its address may begin elsewhere. */
+/* The size of a library's thread-local variables, as its file has it: what is at its address may begin elsewhere. */
 static size_t size_of_variables(const char *path) {
     ElfW(Ehdr) header;
     ElfW(Phdr) segments[MOST_HEADERS];

@@ -53,7 +53,7 @@ pub fn has_number(config: &Value, uid: u32) -> bool {
     })
 }
 
-/// Adds the store's directory, and that of the auditor if it lies elsewhere, and the variables to a configuration, once. `auditor` is the
+/// Adds the store's directory, and that of the auditor if it is elsewhere, and the variables to a configuration, once. `auditor` is the
 /// auditor's path in the container.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ pub fn audit_list(others: &OsStr, auditor: &OsStr) -> OsString {
 
 /// Returns the C library's settings (`GLIBC_TUNABLES`) under an auditor. The loader has then to set room for thread-local variables aside before it knows the
 /// libraries, and some (jemalloc in Redis) want more than it does by itself: 4 KiB,
-/// which lie in the stack of each thread. With 16 KiB, threads whose stacks are as small as allowed could not be created.
+/// which are in the stack of each thread. With 16 KiB, threads whose stacks are as small as allowed could not be created.
 #[must_use]
 pub fn tunables(before: Option<&OsStr>) -> OsString {
     const NAME: &str = "glibc.rtld.optional_static_tls";

@@ -30,12 +30,12 @@ const LIBRARY_DIRECTORIES: [&str; 3] = [MULTIARCH, "lib64", "lib"];
 /// name that is Arch Linux' for 64 bits.
 const LIBRARY_DIRECTORIES_32: [&str; 2] = ["lib/i386-linux-gnu", "lib32"];
 
-/// Where it lies in a directory that is used for this alone: others may not see what else is there.
+/// Where it is in a directory that is used for this alone: others may not see what else is there.
 const DIRECTORY: &str = "auditor";
 
 /// Puts the auditor into the store's directory, where programs find it, and containers have it mounted.
 ///
-/// Where no code can be run from there, as from `/run` of many machines (`noexec` in mount(8)), it lies in the first of `elsewhere` from
+/// Where no code can be run from there, as from `/run` of many machines (`noexec` in mount(8)), it is in the first of `elsewhere` from
 /// which it can, and the store's directory has a link to it.
 ///
 /// # Errors

@@ -17,7 +17,7 @@ type Allocator = Talc<Manual, DefaultBinning>;
 /// A heap grows by twice as much each time, up to this many bytes.
 const STEP_MAX: usize = 1 << 20;
 
-/// What lies before each allocation.
+/// What is before each allocation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Header {
@@ -111,7 +111,7 @@ impl Heap {
     /// # Safety
     /// `memory` was allocated here and not released.
     pub(crate) unsafe fn size(memory: NonNull<u8>) -> usize {
-        // SAFETY: a header lies before each allocation.
+        // SAFETY: a header is before each allocation.
         unsafe { memory.cast::<Header>().sub(1).read() }.size
     }
 
@@ -131,7 +131,7 @@ impl Heap {
     /// # Safety
     /// `memory` was allocated here and not released.
     pub(crate) unsafe fn resize(&mut self, memory: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a header lies before each allocation.
+        // SAFETY: a header is before each allocation.
         let header = unsafe { memory.cast::<Header>().sub(1).read() };
         let (layout, offset) = Self::layout(header.size, header.offset)?;
         let wanted = size.max(1).checked_add(offset)?;

@@ -80,7 +80,7 @@ unsafe extern "C" fn resize(instance: *mut c_void, memory: *mut c_void, size: us
 }
 
 unsafe extern "C" fn usable_size(_instance: *mut c_void, memory: *mut c_void) -> usize {
-    // SAFETY: the runtime asks only about memory in the region, where headers lie before allocations.
+    // SAFETY: the runtime asks only about memory in the region, where headers are before allocations.
     NonNull::new(memory.cast::<u8>()).map_or(0, |at| unsafe { Heap::size(at) })
 }
 

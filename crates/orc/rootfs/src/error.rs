@@ -31,7 +31,7 @@ pub enum Error {
         /// The kernel's answer.
         cause: io::Error,
     },
-    /// The content directory lies on a file system whose files cannot be made immutable.
+    /// The content directory is on a file system whose files cannot be made immutable.
     #[error("cannot make files in {} immutable: {cause}; choose a directory on ext4, XFS, Btrfs or tmpfs, as root", path.display())]
     Immutable {
         /// The directory.

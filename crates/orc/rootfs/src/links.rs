@@ -12,7 +12,7 @@ use crate::content::{Content, remove_immutable, set_immutable};
 use crate::error::{Error, Result};
 use crate::{Summary, attributes, walk};
 
-/// Makes a tree at `to`, which must not exist, of hard links into the content directory, which lies on the same file system.
+/// Makes a tree at `to`, which must not exist, of hard links into the content directory, which is on the same file system.
 ///
 /// # Errors
 /// [`Error::File`], also if a file has too many names. What was made stays: [`remove`] it.

@@ -1,4 +1,4 @@
-//! Goes through a tree: what lies on its own file system, directories before what is in them.
+//! Goes through a tree: what is on its own file system, directories before what is in them.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};

@@ -27,7 +27,7 @@ use orrery_orc_wire::protocol::{FileRange, Refusal};
 use orrery_orc_wire::sealed_file::UnsealedFile;
 use orrery_sys::PAGE;
 
-/// Shorter objects without names lie in memory, even if there is a disk.
+/// Shorter objects without names are in memory, even if there is a disk.
 const MIN_ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
 const CHUNK: usize = 1 << 20;
@@ -353,7 +353,7 @@ pub(crate) fn file_label(file: &ClientFile) -> String {
     format!("orc:{}", plain.collect::<String>())
 }
 
-/// Returns how many bytes of a range lie within the file.
+/// Returns how many bytes of a range are within the file.
 fn length_in_file(range: &FileRange, examined: &ExaminedRange) -> u64 {
     let size = u64::try_from(examined.key.size).unwrap_or(0);
     size.saturating_sub(range.offset).min(range.length)

@@ -56,7 +56,7 @@ pub struct Config {
     pub log_size: u64,
     /// A directory on disk for the objects of large files; their pages are read as they are needed.
     pub disk: Option<PathBuf>,
-    /// Whether large code lies in memory with huge pages, even if there is a disk.
+    /// Whether large code is in memory with huge pages, even if there is a disk.
     #[serde(default)]
     pub huge: bool,
     /// The file of the host's secret, from which the addresses of libraries are derived; created if it is not there. Without it

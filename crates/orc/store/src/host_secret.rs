@@ -1,6 +1,6 @@
 //! The host's secret, from which the addresses of libraries and the names of directories are derived.
 //!
-//! It lies in a file that only the store can read, so that a store that is started again derives the same addresses. Hosts
+//! It is in a file that only the store can read, so that a store that is started again derives the same addresses. Hosts
 //! that have the same file derive the same ones.
 
 use std::fs::File;

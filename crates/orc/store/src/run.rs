@@ -37,7 +37,7 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     // A store that was killed together with its supervisor has left its objects.
     object_directory::clear(config);
     if let Some(disk) = &config.disk {
-        // Without it, large objects without names lie in memory.
+        // Without it, large objects without names are in memory.
         let _ = object_directory::make_unnamed(disk);
     }
     if let Some(path) = &config.secret {
@@ -72,7 +72,7 @@ fn code_directories(config: &Config) -> Vec<PathBuf> {
     config.disk.clone().into_iter().chain(service).chain(usual.map(|usual| usual.join("orrery"))).collect()
 }
 
-/// Creates `directory` if it is not there, and checks that objects can lie on its disk: files that nobody can change.
+/// Creates `directory` if it is not there, and checks that objects can be on its disk: files that nobody can change.
 ///
 /// # Errors
 /// If such files cannot be created: the right (`CAP_LINUX_IMMUTABLE`) is missing, or the file system does not support it.

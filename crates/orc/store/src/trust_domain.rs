@@ -1,7 +1,7 @@
 //! Trust domains: sets of processes that share objects with one another.
 //!
 //! A process that may ask for objects by hash can find out what is there. So each trust domain has a table of its own: a
-//! reply never depends on what others hold, and equal bytes of two trust domains lie in memory twice. Nor does the time of a
+//! reply never depends on what others hold, and equal bytes of two trust domains are in memory twice. Nor does the time of a
 //! reply depend on others, because their tables are not looked at. Public objects are shared by all, and known to all.
 
 use core::fmt;

@@ -202,7 +202,7 @@ pub enum Refusal {
     /// The file changed, or shrank, while it was read.
     #[error("the content changed or ended while it was read")]
     Changed = 9,
-    /// The file lies on a file system that might never respond.
+    /// The file is on a file system that might never respond.
     #[error("the file lies on a file system that may never respond (FUSE, network)")]
     FileSystem = 10,
     /// Out of memory or descriptors.

@@ -46,7 +46,7 @@ const OWN: Mode = Mode::RUSR;
 /// The mode of a sealed file: all users may open it who can enter its directory.
 const ALL: Mode = Mode::RUSR.union(Mode::RGRP).union(Mode::ROTH);
 
-/// Where a file lies, which decides how it is made immutable.
+/// Where a file is, which decides how it is made immutable.
 #[derive(Debug)]
 enum Kind {
     Memory,
@@ -287,7 +287,7 @@ impl FileMapping {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)
         }?;
         let skip = reserved.addr().next_multiple_of(alignment) - reserved.addr();
-        // SAFETY: `start..start + length` lies within the reservation, which no reference points to. Only the parts of the
+        // SAFETY: `start..start + length` is within the reservation, which no reference points to. Only the parts of the
         // reservation before and behind it are unmapped.
         let start = unsafe {
             let start = reserved.byte_add(skip);

@@ -25,7 +25,7 @@ const LOCAL: [u64; 12] = [
 /// Of these, the one that shows files of others, which may be FUSE.
 const OVERLAYFS: u64 = 0x794c_7630;
 /// Of these, those whose files have inodes and times from an image, which another image may have as well: squashfs, EROFS, ISO 9660,
-/// and overlayfs, which may lie over them.
+/// and overlayfs, which may be over them.
 const FROM_IMAGES: [u64; 4] = [0x7371_7368, 0xe0f5_e1e2, 0x9660, OVERLAYFS];
 /// The file system of memory files.
 const TMPFS: u64 = 0x0102_1994;
@@ -43,7 +43,7 @@ impl FileSystem {
         Self(rustix::fs::fstatfs(fd).map_or(0, |found| found.f_type as u64))
     }
 
-    /// Returns whether reading its files depends on no other process or host, unless it lies over one where it does.
+    /// Returns whether reading its files depends on no other process or host, unless it is over one where it does.
     pub(crate) fn is_local(self) -> bool {
         LOCAL.contains(&self.0)
     }
@@ -105,7 +105,7 @@ impl Mount {
     }
 }
 
-/// Mounts of local file systems that lie over no others: their files are examined and closed without a thread.
+/// Mounts of local file systems that are over no others: their files are examined and closed without a thread.
 ///
 /// A mount shows the same file system as long as it exists, and its unique number is never used again, so nothing that is
 /// remembered becomes wrong.

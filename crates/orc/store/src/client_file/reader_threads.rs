@@ -4,7 +4,7 @@
 //! [local](crate::client_file::mount) by its name. A thread that hangs ends when the daemon replies or dies; until then its account has
 //! one less. Reading files of local file systems has threads of its own, so that files which hang do not keep an account from these; it
 //! can hang, too: XFS has no reader while a writer waits for its own memory (userfaultfd(2)). What an account wants closed while its threads hang waits for them, and a client of an account with too much of that
-//! is disconnected before anything more is received from it: the kernel releases what lies in a socket's queue without a call to
+//! is disconnected before anything more is received from it: the kernel releases what is in a socket's queue without a call to
 //! the file system that could hang.
 
 use std::collections::{HashMap, VecDeque};

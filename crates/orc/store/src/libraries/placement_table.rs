@@ -1,12 +1,12 @@
 //! Placement tables: the address at which each library is loaded, for each trust domain.
 //!
 //! What the dynamic loader writes into a library's read-only data are addresses. In two processes these are equal, and can
-//! be one object, if the libraries lie at equal addresses. So each library has an address, derived from its key (of its
+//! be one object, if the libraries are at equal addresses. So each library has an address, derived from its key (of its
 //! headers and build ID) and from the [host's secret](crate::host_secret) by keyed BLAKE3 hashes. Stores that share the
 //! secret, one after the other or on several hosts, derive the same addresses without asking one another, and a stranger who
-//! knows the library does not learn its address. The addresses of a trust domain lie in a window of [`WINDOW`] bytes, because
-//! a library far from all others costs page tables of its own; the secret also decides where that window lies. Of two
-//! libraries that would overlap, the later one lies behind the earlier. For that reason there is a table.
+//! knows the library does not learn its address. The addresses of a trust domain are in a window of [`WINDOW`] bytes, because
+//! a library far from all others costs page tables of its own; the secret also decides where that window is. Of two
+//! libraries that would overlap, the later one is behind the earlier. For that reason there is a table.
 //!
 //! Clients map the table and look addresses up without asking:
 //!
@@ -67,7 +67,7 @@ pub(crate) struct PlacementTable {
 fn lowest() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits").unwrap_or_default();
     let bits = text.trim().parse::<u32>().unwrap_or(28).clamp(8, 33);
-    // The address space of a program ends at 2^47; stacks lie above the random part.
+    // The address space of a program ends at 2^47; stacks are above the random part.
     (1_u64 << 47) - (1 << (bits + 12)) - (64 << 30) - SPREAD - SPAN
 }
 
@@ -270,7 +270,7 @@ mod tests {
         let turned = places(&secret, &DOMAIN, true);
         let equal = first.iter().zip(&turned).filter(|(one, other)| one == other).count();
         assert!(equal >= 5, "{first:x?} {turned:x?}");
-        // By how much they lie apart tells nothing, either.
+        // By how much they are apart tells nothing, either.
         let apart = |places: &[u64]| places.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
         let of_domain: Vec<u64> = apart(&places(&secret, &TrustDomain::User(8), false));
         let of_host: Vec<u64> = apart(&places(&HostSecret::ephemeral().unwrap(), &DOMAIN, false));

@@ -192,7 +192,7 @@ impl Library {
         let page = PAGE as u64;
         let until = (dynamic.0 / page * page).min(end);
         let length = until.checked_sub(start).filter(|length| *length >= MIN_RELOCATED / 2)?;
-        // The first page also shows what lies before the segment in the file.
+        // The first page also shows what is before the segment in the file.
         let data = segments.iter().find(|data| data.find(until - 1, 1).is_some())?;
         let before = data.address.saturating_sub(start);
         if data.flags & (WRITABLE | EXECUTABLE) != WRITABLE || before >= page || data.offset < before {

@@ -12,7 +12,7 @@
 //! socket is; the directory of a user can be entered by that user (an access control list, acl(5)) and the store only. On the
 //! disk (`--disk`), which every user may pass through, the directory of a named trust domain has a name that is derived from
 //! the host's secret. Programs that can read the trust domain's index know it; nobody else can guess it, or list the
-//! directory it lies in.
+//! directory it is in.
 //!
 //! Nobody can change an object: it has `FS_IMMUTABLE_FL` (ioctl_iflags(2)), which only a process with `CAP_LINUX_IMMUTABLE`
 //! can set and clear. If it cannot be set, if there are no access control lists, or if no code can be run from there
@@ -85,7 +85,7 @@ fn paths(config: &Config, secret: &HostSecret, domain: &TrustDomain) -> io::Resu
     Ok((index, objects))
 }
 
-/// Returns whether no other socket of the store lies in the directory of this one.
+/// Returns whether no other socket of the store is in the directory of this one.
 fn is_alone(config: &Config, socket: &Path) -> bool {
     let directory = |socket: &Path| {
         let directory = socket.parent()?;

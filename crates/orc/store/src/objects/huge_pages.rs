@@ -6,7 +6,7 @@
 //! next access on. It may have to move other memory, which takes milliseconds or seconds. So a thread does it after the
 //! reply was sent, and tries again later if memory is too fragmented.
 //!
-//! If a library of 2 MiB or more lies at a multiple of 2 MiB, as in the placement table and, since Linux 6.7, by itself, one
+//! If a library of 2 MiB or more is at a multiple of 2 MiB, as in the placement table and, since Linux 6.7, by itself, one
 //! page table entry maps 2 MiB of it: programs start with fewer faults, and run with fewer TLB misses.
 
 use std::io;
@@ -90,7 +90,7 @@ fn collapse(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let mapping = FileMapping::aligned(fd, length, HUGE_PAGE, ProtFlags::READ)?;
     let mut result = Ok(());
     for offset in (0..length).step_by(HUGE_PAGE) {
-        // SAFETY: the range lies within `mapping`, and MADV_COLLAPSE does not change bytes.
+        // SAFETY: the range is within `mapping`, and MADV_COLLAPSE does not change bytes.
         let done = unsafe {
             let place = mapping.start().as_ptr().add(offset).cast();
             libc::madvise(place, HUGE_PAGE, libc::MADV_COLLAPSE)

@@ -61,7 +61,7 @@ struct Server {
     /// The second in which unused objects were last looked for.
     ticked: AtomicU64,
     is_stopping: AtomicBool,
-    /// Whether a request was handled since the last tick, and whether any was since memory was given back to the kernel.
+    /// Whether a request was handled since the last tick, and whether any was since memory was returned to the kernel.
     handled: AtomicBool,
     has_garbage: AtomicBool,
     /// How many threads hung at the last tick.

@@ -1,4 +1,4 @@
-//! Which objects lie in which backing file.
+//! Which objects are in which backing file.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(crate) struct FileOccupancy {
 }
 
 impl FileOccupancy {
-    /// Returns whether an object lies in the file.
+    /// Returns whether an object is in the file.
     pub(super) fn is_occupied(&self, file: u64) -> bool {
         self.objects_in.contains_key(&file)
     }
@@ -27,7 +27,7 @@ impl FileOccupancy {
         *count == 1
     }
 
-    /// Removes an object; returns its file if no object lies there any more.
+    /// Removes an object; returns its file if no object is there any more.
     pub(super) fn remove(&mut self, domain: &TrustDomain, id: ObjectId) -> Option<u64> {
         let file = self.file_of.remove(&(domain.clone(), id))?;
         let count = self.objects_in.get_mut(&file)?;
