@@ -1,7 +1,7 @@
 //! What the processor of a guest lacks.
 //!
 //! A guest's processor has what every x86-64 has (`qemu64` of QEMU), so that there are no larger registers to carry over. Programs that
-//! choose their code by the processor, as most libraries do, choose anew when they are started in a guest. What was built for a
+//! choose their code by the processor, as most libraries do, choose again when they are started in a guest. What was built for a
 //! higher level says so in a note, if its linker was asked to (`-z x86-64-v2`); the dynamic loader refuses it in a guest. Source: System V
 //! ABI for x86-64, `GNU_PROPERTY_X86_ISA_1_NEEDED`.
 

@@ -28,7 +28,7 @@ impl Output {
         // The service's end blocks, as that of a terminal would.
         rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)
             .context("cannot set the flags of the pipe for the service's output")?;
-        // criu opens it anew as well, so that its flags (O_LARGEFILE) are the same before and after a failover.
+        // criu opens it again as well, so that its flags (O_LARGEFILE) are the same before and after a failover.
         let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
         let writer = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
             .context("cannot open the pipe for the service's output")?;

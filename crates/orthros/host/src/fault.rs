@@ -108,7 +108,7 @@ impl Fault {
     }
 }
 
-/// The file to read, where in the file of memory its pointer lies, and what to put there.
+/// The file to read, where in the file of memory its pointer is, and what to put there.
 fn locate(memory: &Path, target: Option<&str>) -> orrery_kimage::Result<(&'static str, u64, u64)> {
     let mapped = MappedMemory::open(memory, Layout::Q35)?;
     let segments = mapped.segments().to_vec();

@@ -64,7 +64,7 @@ fn copy_what_is_there(from: &mut fs::File, to: &mut fs::File) -> io::Result<()> 
 }
 
 impl Machine {
-    /// Starts a machine whose files lie in `directory`.
+    /// Starts a machine whose files are in `directory`.
     ///
     /// # Errors
     ///

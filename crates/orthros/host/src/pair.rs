@@ -111,7 +111,7 @@ pub struct Pair {
     patience: Duration,
     /// The last one that died, whose memory the active may still need.
     dead: Option<Machine>,
-    /// Whether some of the service's memory still lies there only.
+    /// Whether some of the service's memory still is there only.
     incomplete: bool,
     /// When the active last stood still because this host has no room for its disk's image, if it does.
     full: Option<Instant>,
@@ -649,7 +649,7 @@ impl Pair {
         }
     }
 
-    /// Starts the service anew, as [`reboot`](Self::reboot) does, with its disk unmounted in between.
+    /// Starts the service again, as [`reboot`](Self::reboot) does, with its disk unmounted in between.
     ///
     /// # Errors
     ///
@@ -669,7 +669,7 @@ impl Pair {
         Shared { kernel: &self.kernel, image: &self.image, network, disk }
     }
 
-    /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no
+    /// Boots the service's machine again, as one does who has no backup: what was in its memory is lost. There is no
     /// backup then until [`renew`](Self::start_backup).
     ///
     /// # Errors

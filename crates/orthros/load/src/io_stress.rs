@@ -21,7 +21,7 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const DIRECTORIES: [&str; 2] = ["/data", "/run"];
 /// Where it is spoken to from outside.
 const PORT: u16 = 7;
-/// A file that has become longer is compared, and begun anew.
+/// A file that has become longer is compared, and begun again.
 const LONG: u64 = 1 << 20;
 /// The longest piece.
 const PIECE: usize = 3000;

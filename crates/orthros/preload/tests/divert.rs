@@ -13,7 +13,7 @@ use std::time::Duration;
 use orrery_testing::Killed;
 use orthros::{ASK, Block, FAIL, MARK};
 
-/// The directory with the library, which lies beside the directory of the tests.
+/// The directory with the library, which is beside the directory of the tests.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.ancestors().skip(1).find(|directory| directory.join("liborthros.so").is_file()).unwrap().to_owned()
@@ -39,7 +39,7 @@ fn compile(source: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Where the block lies in a process: found by its mark, as the rescue finds it.
+/// Where the block is in a process: found by its mark, as the rescue finds it.
 fn block(pid: i32) -> (u64, Vec<u8>) {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();

@@ -34,7 +34,7 @@ impl PageSource for Dead {
     }
 }
 
-/// Where a page of the process lies in the dead memory: some follow each other, some do not.
+/// Where a page of the process is in the dead memory: some follow each other, some do not.
 fn place(page: usize) -> usize {
     if page % 10 < 6 { page } else { 900 - page }
 }

@@ -307,7 +307,7 @@ fn add_target(waits: &OwnedFd, target: &EpollEntry, above: c_int) -> Result<()> 
     let file = move_up(copy(target.holder)?, above)?;
     let number = c_int::try_from(target.number)?;
     // SAFETY: dup2 takes integers. What the number was in this thread's own table is used no more: everything needed
-    // lies above.
+    // is above.
     let placed = unsafe { libc::dup2(file.as_raw_fd(), number) };
     ensure!(placed == number, "cannot take the number {number}: {}", io::Error::last_os_error());
     // SAFETY: the number was just made a file descriptor, and nobody else owns it.

@@ -106,7 +106,7 @@ struct Work<'p, 'k> {
     plan: &'p Plan<'k>,
     mounted: &'p Mounted,
     aside: OwnedFd,
-    /// What lies aside, by its number on this disk.
+    /// What is aside, by its number on this disk.
     moved: BTreeMap<u64, Vec<String>>,
     /// Files that were made here, by the number that the dead kernel gave them.
     created: BTreeMap<u64, OwnedFd>,
@@ -116,7 +116,7 @@ struct Work<'p, 'k> {
 impl<'p, 'k> Work<'p, 'k> {
     fn begin(plan: &'p Plan<'k>, mounted: &'p Mounted) -> Result<Self> {
         match rustix::fs::mkdirat(&mounted.top, ASIDE, Mode::RWXU) {
-            // Someone tried before, and was interrupted: what lies there is used, or removed in the end.
+            // Someone tried before, and was interrupted: what is there is used, or removed in the end.
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error).context("cannot make a directory on the disk"),
         }
@@ -238,7 +238,7 @@ impl<'p, 'k> Work<'p, 'k> {
         Ok(rustix::fs::renameat(rustix::fs::CWD, &from, directory, name)?)
     }
 
-    /// Removes what lies aside: it was removed. A file that was there and has lost all its names is kept: it was just
+    /// Removes what is aside: it was removed. A file that was there and has lost all its names is kept: it was just
     /// being renamed or removed, by a call that will fail.
     fn clear(&mut self) -> Result<()> {
         let mut lost = Vec::new();
@@ -273,7 +273,7 @@ impl<'p, 'k> Work<'p, 'k> {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        // What lies there under such a name is another program's.
+        // What is there under such a name is another program's.
         let (mut to, mut others) = (format!("{LOST}/#{here}"), 0);
         while let Err(error) =
             rustix::fs::renameat_with(&self.aside, name, &self.mounted.top, &to, RenameFlags::NOREPLACE)
@@ -371,7 +371,7 @@ impl Put {
         }
     }
 
-    /// Writes what lies below `size`, page by page where not all of it finds room: some may lie where the disk has a
+    /// Writes what is below `size`, page by page where not all of it finds room: some may be where the disk has a
     /// place for it already.
     fn bytes(&mut self, out: &File, offset: u64, bytes: &[u8], size: u64) -> Result<()> {
         let length = usize::try_from(size.saturating_sub(offset).min(bytes.len() as u64))?;

@@ -1,4 +1,4 @@
-//! Where a file that is mounted here lies on its disk: `ioctl(FS_IOC_FIEMAP)`.
+//! Where a file that is mounted here is on its disk: `ioctl(FS_IOC_FIEMAP)`.
 //! Source: Linux `Documentation/filesystems/fiemap.rst`.
 
 use std::fs::File;

@@ -41,7 +41,7 @@ impl Mounted {
         let Ok(number) = u32::try_from(file.number) else { return Ok(None) };
         let mut handle =
             Handle { bytes: 8, kind: NUMBER_AND_GENERATION, number, generation: file.generation };
-        // SAFETY: a `file_handle` is its length, its kind and that many bytes, which is what lies there; the kernel
+        // SAFETY: a `file_handle` is its length, its kind and that many bytes, which is what is there; the kernel
         // only reads it.
         let found = unsafe {
             libc::open_by_handle_at(

@@ -8,7 +8,7 @@ use super::environment::Environment;
 use super::specifier::Specifiers;
 use super::words::Words;
 
-/// Where a program lies that is not named by its path.
+/// Where a program is that is not named by its path.
 pub(super) const SEARCHED: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A command line as a unit has it, its variables not replaced.

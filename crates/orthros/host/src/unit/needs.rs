@@ -12,7 +12,7 @@ use crate::error::{Error, Result, file};
 /// What is a guest's own.
 const GUESTS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
 const CONFIGURATION: &str = "/etc";
-/// They lie in the memory of both machines.
+/// They are in the memory of both machines.
 const MOST: u64 = 32 << 20;
 
 /// Files and directories of this host.
@@ -24,7 +24,7 @@ pub(super) struct Needs {
     pub(super) programs: Vec<String>,
     /// Directories that are made empty.
     pub(super) directories: Vec<Directory>,
-    /// Where the service's disk is: what lies there is not this host's.
+    /// Where the service's disk is: what is there is not this host's.
     disk: Option<PathBuf>,
     bytes: u64,
 }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(needs.taken, [at("data/rows"), at("conf")]);
         let made: Vec<&str> = needs.directories.iter().map(|directory| directory.path.as_str()).collect();
         assert_eq!(made, [at("data").to_str().unwrap()]);
-        // What lies where the disk is comes with the disk.
+        // What is where the disk is comes with the disk.
         let mut needs = Needs::beside(Some(&at("data")));
         needs.add(&at("data/rows")).unwrap();
         needs.add(&at("data")).unwrap();

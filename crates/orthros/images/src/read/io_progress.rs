@@ -3,7 +3,7 @@
 //!
 //! A thread is in a chain of calls. The outer ones look the descriptor up; an inner one makes the iterator and calls
 //! what moves the bytes, which moves it on. So before that there is nothing, from then on the iterator tells, and when
-//! the inner ones have returned it lies below the stack, as they left it: nothing has run there since. One that is
+//! the inner ones have returned it is below the stack, as they left it: nothing has run there since. One that is
 //! about to return, its frame given up, has the number in the register for results.
 //!
 //! An append is different: bytes are in the file when the file has become longer, and whether the iterator is ahead of

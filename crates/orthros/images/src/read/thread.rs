@@ -248,7 +248,7 @@ impl ProcessorClock {
         }
     }
 
-    /// Returns the number of the clock. A timer is created anew by the first thread: so that of a thread has its TID.
+    /// Returns the number of the clock. A timer is created again by the first thread: so that of a thread has its TID.
     fn id(self, owner: i32) -> i32 {
         if self.of_thread { !owner << 3 | Self::OF_THREAD | self.kind } else { !0 << 3 | self.kind }
     }

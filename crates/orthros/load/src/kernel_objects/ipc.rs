@@ -23,7 +23,7 @@ impl SystemV {
     pub(super) fn take() -> Result<Self> {
         // SAFETY: no pointers are involved.
         let (set, queue) = unsafe {
-            // Numbers that are taken first and given back make those that stay other than the first ones.
+            // Numbers that are taken first and returned make those that stay other than the first ones.
             let first = libc::semget(libc::IPC_PRIVATE, 1, 0o600);
             let set = libc::semget(libc::IPC_PRIVATE, i32::try_from(VALUES.len())?, 0o600);
             libc::semctl(first, 0, libc::IPC_RMID);

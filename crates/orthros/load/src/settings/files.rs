@@ -112,7 +112,7 @@ fn unnumbered(name: &str) -> String {
     name.split_once(":[").map_or(name, |(kind, _)| kind).to_owned()
 }
 
-/// Returns a line of `/proc/PID/fdinfo/N` without the numbers that each kernel gives anew; `None` if nothing else is in it.
+/// Returns a line of `/proc/PID/fdinfo/N` without the numbers that each kernel chooses for itself; `None` if nothing else is in it.
 fn line(line: &str) -> Option<String> {
     let anew = ["mnt_id:", "ino:", "eventfd-id:", "lock:"];
     if anew.iter().any(|name| line.starts_with(name)) {

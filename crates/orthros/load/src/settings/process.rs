@@ -159,14 +159,14 @@ impl Process {
         .into_iter()
         .enumerate()
         {
-            // SAFETY: the page lies within the mapping, and nothing is in it yet.
+            // SAFETY: the page is within the mapping, and nothing is in it yet.
             let result = unsafe { libc::madvise(memory.byte_add(index * 2 * PAGE), PAGE, advice) };
             // A kernel may be built without some of them.
             if result != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
                 bail!("madvise {advice}: {}", std::io::Error::last_os_error());
             }
         }
-        // SAFETY: the pages lie within the mapping.
+        // SAFETY: the pages are within the mapping.
         unsafe {
             must(libc::mlock2(memory.byte_add(20 * PAGE), PAGE, 1).into(), "mlock2")?;
             must(libc::mlock(memory.byte_add(22 * PAGE), PAGE).into(), "mlock")?;
