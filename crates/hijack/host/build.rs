@@ -11,7 +11,7 @@ fn main() {
     let output = PathBuf::from(env::var("OUT_DIR").unwrap_or_default()).join("executive.so");
     let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     // The image must hold nothing that the kernel or a C library would have to provide: no start files, no libraries,
-    // no relocations but those that add where it lies.
+    // no relocations but those that add where it is.
     let link = "-nostdlib -nostartfiles -Wl,-Bsymbolic,-z,defs,-z,now,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--build-id=sha1";
     let status = Command::new(rustc)
         .args(["--edition", "2024", "--crate-name", "orrery_hijack_image", "--crate-type", "cdylib"])

@@ -1,4 +1,4 @@
-//! Where code lies: in which file, at which offset, in which function.
+//! Where code is: in which file, at which offset, in which function.
 //!
 //! What a process has mapped says so for all code but that of pages which an executive has rewritten: these are anonymous memory. Such
 //! a page stands where a page of the file was, between others of the file, and so tells its place by its neighbours'.
@@ -45,7 +45,7 @@ impl CodeLocations {
         }
     }
 
-    /// The function in which the byte before an offset of a file lies, and how far behind its beginning the offset is.
+    /// The function in which the byte before an offset of a file is, and how far behind its beginning the offset is.
     fn function(&mut self, file: &Path, offset: u64) -> Option<(&str, u64)> {
         if !self.symbols.contains_key(file) {
             // What cannot be read has no symbols.

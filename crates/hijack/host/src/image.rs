@@ -18,7 +18,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// The instruction.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// An image, as it lies in memory that begins at address zero.
+/// An image, as it is in memory that begins at address zero.
 #[derive(Debug)]
 pub(crate) struct Image {
     bytes: Vec<u8>,
@@ -32,7 +32,7 @@ pub(crate) struct Image {
     syscall: u64,
     entries: usize,
     relative: Vec<(usize, u64)>,
-    /// Nothing before this depends on where the image lies.
+    /// Nothing before this depends on where the image is.
     split: usize,
 }
 
@@ -68,8 +68,7 @@ impl Image {
                 continue;
             }
             let (start, size) = (segment.p_vaddr(endian), segment.p_memsz(endian));
-            let data =
-                segment.data(endian, ELF).map_err(|()| broken("a segment lies outside of the file"))?;
+            let data = segment.data(endian, ELF).map_err(|()| broken("a segment is outside of the file"))?;
             let start_index = index(start)?;
             if !data.is_empty() {
                 bytes.resize(start_index + data.len(), 0);
@@ -105,7 +104,7 @@ impl Image {
         }
         let fits = |at: usize| at + 8 <= image.bytes.len();
         if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 16) {
-            return Err(broken("a relocation lies outside of its data"));
+            return Err(broken("a relocation is outside of its data"));
         }
         Ok(image)
     }
@@ -115,7 +114,7 @@ impl Image {
         index(PAGE).map_or(0, |page| self.split / page * page)
     }
 
-    /// The bytes that are the same wherever the image lies: all of its code.
+    /// The bytes that are the same wherever the image is: all of its code.
     pub(crate) fn fixed(&self) -> &[u8] {
         self.bytes.get(..self.split).unwrap_or(&[])
     }

@@ -1,9 +1,9 @@
-//! Symbols of an executive for debuggers: it lies in no file that they could read.
+//! Symbols of an executive for debuggers: it is in no file that they could read.
 //!
 //! A debugger finds the callers of a function by what the file of its code says about frames. A thread that sleeps in a call stands in
 //! the executive: in a gate, or behind the frame of a dispatched call. The image's ELF file says of both how the program's own
 //! registers are found from there (`.debug_frame`, by the assembly in `dispatch/assembly`), and is given to the debugger with the address at which the
-//! image lies: recognized by its first page, which names the build and is the same in every tracee. Its code would do as well, but a core
+//! image is: recognized by its first page, which names the build and is the same in every tracee. Its code would do as well, but a core
 //! dump lacks code that tracees share; of what begins like an ELF file it has the first page (core(5)).
 
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ pub fn symbols() -> &'static [u8] {
     image::ELF
 }
 
-/// Where the executive's image lies in a process; `None` if there is none.
+/// Where the executive's image is in a process; `None` if there is none.
 ///
 /// # Errors
 /// The process cannot be looked at.

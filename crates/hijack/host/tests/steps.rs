@@ -210,7 +210,7 @@ fn nesting(stepper: &mut Stepper, name: &str, found: &mut Found) {
     stepper.set(Word::Again, 0);
 }
 
-/// Handlers leave for good, or change what the call returns: the call is made anew for each instruction.
+/// Handlers leave for good, or change what the call returns: the call is made again for each instruction.
 fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
     /// How many places that were not rewritten the tracee has for all of this.
     const FRESH: usize = 40;

@@ -51,7 +51,7 @@ pub struct Config {
     pub verdicts_segment: AtomicU64,
     /// Where that is attached.
     pub verdicts: AtomicU64,
-    /// Where the image lies.
+    /// Where the image is.
     pub image: AtomicU64,
     /// How long it is.
     pub image_length: AtomicU64,

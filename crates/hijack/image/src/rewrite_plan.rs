@@ -16,7 +16,7 @@
 //! Threads may stand anywhere in the window, and branches may lead into it. From the fifth byte on they find the code as
 //! it was, run down to the `syscall`, and are dispatched. Where an instruction began within the first five bytes
 //! (a *jump pad*), the jump's own bytes are made to be a `syscall`, too: its distance is chosen so, by where the stub
-//! lies. A thread that arrives there is dispatched, and the handler sends it on to the same instruction in the stub. So no
+//! is. A thread that arrives there is dispatched, and the handler sends it on to the same instruction in the stub. So no
 //! question about branches has to be answered to rewrite a site, and no thread has to be stopped.
 //!
 //! A jump pad's `syscall` overwrites rcx and r11, which the site's own does as well: an instruction behind a jump pad must
@@ -222,7 +222,7 @@ impl RewritePlan {
     }
 }
 
-/// Where things came to lie in a stub.
+/// Where things came to be in a stub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocated {
     /// The length of all instructions in bytes.

@@ -40,7 +40,7 @@ pub enum AttributeError {
     },
     /// There is no such class.
     #[error(
-        "cannot find attribute class {0:?}: nobody has declared it; `orrery manager classes` lists what there is"
+        "cannot find attribute class {0:?}: it is not declared; `orrery manager classes` lists those that are"
     )]
     UnknownClass(String),
     /// There is no such tracee.

@@ -26,7 +26,7 @@ pub(super) struct Puppet<'a> {
     pub(super) gadget: u64,
     /// Where functions have their stack; `None`: below the program's own.
     pub(super) stack: Option<u64>,
-    /// An address, and the word that is to be put back there.
+    /// An address, and the word that is to be restored there.
     pub(super) covered: Option<(u64, u64)>,
     /// The mask that the program is to begin with.
     pub(super) mask: u64,
@@ -136,7 +136,7 @@ impl Puppet<'_> {
         process_memory::read(self.tracee.pid(), registers.rip, &mut next).is_ok() && next == UD2
     }
 
-    /// Finds a `syscall` instruction: the vDSO's, or one that lies over the program's first instruction meanwhile.
+    /// Finds a `syscall` instruction: the vDSO's, or one that is over the program's first instruction meanwhile.
     pub(super) fn find_gadget(&mut self, maps: &Maps) -> io::Result<()> {
         /// Where it is in the vDSO, which is the same for all programs.
         static OFFSET: OnceLock<Option<u64>> = OnceLock::new();

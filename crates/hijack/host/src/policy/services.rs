@@ -72,7 +72,7 @@ impl Services {
         self
     }
 
-    /// The first mount that lies within another one, and that one: neither would be seen from the other.
+    /// The first mount that is within another one, and that one: neither would be seen from the other.
     pub fn nested(&self) -> Option<(&Mount, &Mount)> {
         let pairs = self.mounts.iter().enumerate().flat_map(|(index, mount)| {
             let others = self.mounts.iter().enumerate().filter(move |(other, _)| *other != index);

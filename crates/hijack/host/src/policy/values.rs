@@ -106,7 +106,7 @@ pub(crate) fn target(text: &str) -> Result<(u16, Vec<u8>), String> {
     Ok((number, bytes))
 }
 
-/// A pattern for a file: without a slash, for its name, wherever it lies.
+/// A pattern for a file: without a slash, for its name, wherever it is.
 pub(crate) fn file_pattern(text: &str) -> String {
     if text.contains('/') || text.starts_with("**") { text.to_owned() } else { format!("**/{text}") }
 }

@@ -58,7 +58,7 @@ static long jumped(void) {
     return result;
 }
 
-// A page of code made while running, and made anew.
+// A page of code made while running, and made again.
 static long made(int fd) {
     static const unsigned char code[] = {0xb8, 110, 0, 0, 0, 0x0f, 0x05, 0xc3};
     (void)fd;
@@ -283,7 +283,7 @@ static void keeps(void) {
         wrong("what a call keeps", (long)after);
 }
 
-// A wait that signals interrupt, and the kernel begins anew where it may.
+// A wait that signals interrupt, and the kernel begins again where it may.
 static void restarts(void) {
     int ends[2];
     char byte = 0;

@@ -363,7 +363,7 @@ static void others_verdicts(void) {
     printf("the child ends with %d, the parent goes on: %d\n", WEXITSTATUS(status), call_site() == getppid());
 }
 
-// The secret. It is nowhere in the program: what lies behind a path is logged with it.
+// The secret. It is nowhere in the program: what is behind a path is logged with it.
 static const char *secret_text(char text[32]) {
     static const char shifted[] = "poma!uif!qbsfou(t!tfdsfu";
     for (size_t i = 0; i <= sizeof shifted - 1; i++)

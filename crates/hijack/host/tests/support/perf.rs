@@ -110,7 +110,7 @@ impl Ring {
 
     /// Takes what is there: kind, flags and body of each record.
     pub(crate) fn drain(&self, mut take: impl FnMut(u32, u16, &[u8])) {
-        // SAFETY: the kernel writes `head`, and we `tail`; both are in the first page. What lies between them in the ring
+        // SAFETY: the kernel writes `head`, and we `tail`; both are in the first page. What is between them in the ring
         // stays as it is.
         unsafe {
             #[expect(clippy::cast_ptr_alignment, reason = "places in a page, at multiples of eight")]

@@ -216,7 +216,7 @@ impl Table {
                 let object = format!("{name} of tracee {}", tracee.0);
                 return Err(AttributeError::Denied { operation: "set", object });
             }
-            // The default means "not set", and may lie outside of the range.
+            // The default means "not set", and may be outside of the range.
             if *value != class.default && !(class.lowest..=class.highest).contains(value) {
                 let [value, lowest, highest] =
                     [*value, class.lowest, class.highest].map(|v| class.kind.format(v));

@@ -1,6 +1,6 @@
 //! System calls of tracees as events: a thread reads each executive's journal, sleeping until an executive wakes it.
 //!
-//! Who writes a journal can lie in it, and write without end: entries go into a bounded queue, and the thread rests in proportion to
+//! Who writes a journal can be in it, and write without end: entries go into a bounded queue, and the thread rests in proportion to
 //! what it worked.
 
 use std::collections::{HashMap, VecDeque};

@@ -50,7 +50,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, length: usize) -> *mu
         // SAFETY: copying upwards does not overwrite what is still to be read.
         return unsafe { memcpy(to, from, length) };
     }
-    // SAFETY: downwards, then; the direction is put back.
+    // SAFETY: downwards, then; the direction is restored.
     unsafe {
         asm!("std", "rep movsb", "cld", inout("rdi") to.add(length).sub(1) => _,
             inout("rsi") from.add(length).sub(1) => _, inout("rcx") length => _, options(nostack));

@@ -83,7 +83,7 @@ fn read() -> u32 {
 }
 
 fn write(value: u32) {
-    // SAFETY: the register is there, and memory of the first key, in which the executive lies, stays accessible. What the compiler
+    // SAFETY: the register is there, and memory of the first key, in which the executive is, stays accessible. What the compiler
     // has moved across this would be of that key, too; it moves nothing, as this may access memory.
     unsafe { asm!("wrpkru", in("ecx") 0, in("edx") 0, in("eax") value, options(nostack, preserves_flags)) };
 }

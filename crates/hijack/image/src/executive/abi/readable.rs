@@ -6,7 +6,7 @@
 //! A page that could be read stays readable until the process unmaps it, moves it, or changes its protection, and all
 //! calls that do so pass through the executive. So under a policy that asks about paths a few pages are remembered, and
 //! [`invalidate`] says that they are not to be relied on any more. What that cannot see: a file that is cut short by
-//! another process beneath a path that lies in a mapping of it, and a thread that unmaps a path which another thread's
+//! another process beneath a path that is in a mapping of it, and a thread that unmaps a path which another thread's
 //! call is about to read. There, the program gets a signal rather than EFAULT.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

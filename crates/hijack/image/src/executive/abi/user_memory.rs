@@ -87,7 +87,7 @@ pub(crate) fn copy_word(from: u64) -> Option<Result<u64, i64>> {
     copied.map(|copied| copied.map(|()| word))
 }
 
-/// Reads plain data that may lie just above the program's stack pointer: where we are on the same stack, the page below
+/// Reads plain data that may be just above the program's stack pointer: where we are on the same stack, the page below
 /// that pointer is there, and nobody need be asked.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ const MREMAP_MAYMOVE_FIXED: u64 = 3;
 /// Replaces a page of code by a copy in which other bytes are at `at`.
 ///
 /// # Safety
-/// The page is readable and executable, nobody changes it, and `at..` lies in it.
+/// The page is readable and executable, nobody changes it, and `at..` is in it.
 pub(crate) unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
     // SAFETY: the scratch page is ours until it is moved; the move replaces a mapping of the same kind. `mremap` looks
     // for its limits before it unmaps anything.

@@ -61,7 +61,7 @@ pub(crate) unsafe fn restore(start: u64, end: u64) -> bool {
     within(start, end).all(|(saved, window)| {
         let bytes = saved.bytes.load(Relaxed).to_le_bytes();
         let code = bytes.get(..usize::from(bytes[MOST])).unwrap_or_default();
-        // SAFETY: by the caller; a jump lies in one page.
+        // SAFETY: by the caller; a jump is in one page.
         let restored = unsafe { with_bytes(window & !(PAGE - 1), window, code) };
         if restored {
             saved.window.store(0, Relaxed);

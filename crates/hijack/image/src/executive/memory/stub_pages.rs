@@ -20,7 +20,7 @@ pub(crate) const STUB: usize = RELOCATED + 128;
 const PAGES: usize = 256;
 /// How far a jump reaches, less a margin.
 const REACH: u64 = (1 << 31) - (1 << 20);
-/// Pages for stubs are looked for in steps of this, not to lie in the way of a heap that grows.
+/// Pages for stubs are looked for in steps of this, not to be in the way of a heap that grows.
 const STEP: u64 = 1 << 20;
 /// The first pages stay unmapped: a NULL pointer faults with any offset.
 const LOWEST: u64 = 1 << 16;
@@ -91,7 +91,7 @@ pub(crate) fn describe(
     HIGHEST_STUB.fetch_max(start + length as u64, Relaxed);
 }
 
-/// The stub that an address lies in: its trampoline, and how far the address is behind its start.
+/// The stub that an address is in: its trampoline, and how far the address is behind its start.
 pub(crate) fn at(address: u64) -> Option<(usize, u64, &'static Stub)> {
     if address < LOWEST_STUB.load(Relaxed) || address >= HIGHEST_STUB.load(Relaxed) {
         return None;
@@ -118,7 +118,7 @@ impl Stub {
     }
 }
 
-/// Whether stubs lie in `[start, end)`.
+/// Whether stubs are in `[start, end)`.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {
     PAGES_OF_STUBS
         .iter()
@@ -147,7 +147,7 @@ impl Place {
         (page.used.load(Relaxed) & units == 0).then_some(Self { at, page, units })
     }
 
-    /// The page that it lies in.
+    /// The page that it is in.
     pub(crate) fn page(&self) -> u64 {
         self.page.start.load(Relaxed)
     }
@@ -177,7 +177,7 @@ fn anywhere(window: u64, start: u64, end: u64) -> Option<Place> {
     if let Some(place) = PAGES_OF_STUBS.iter().find_map(in_page) {
         return Some(place);
     }
-    // Below first: above a program lies its heap.
+    // Below first: above a program is its heap.
     let below = (1..).map(|k| start.saturating_sub(k * STEP)).take_while(|at| *at >= LOWEST && near(*at));
     let lowest = core::iter::once(LOWEST).filter(|at| near(*at));
     let above = (1..).map(|k| end + k * STEP).take_while(|at| near(*at));

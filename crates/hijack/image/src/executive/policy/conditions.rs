@@ -164,7 +164,7 @@ impl<'a> Facts<'a> {
         if self.number == nr::sendmmsg { self.argument(2).unwrap_or(0).min(MOST_MESSAGES) } else { 1 }
     }
 
-    /// Where the address of a socket lies that the call names, or one of its messages, and how long it is.
+    /// Where the address of a socket is that the call names, or one of its messages, and how long it is.
     fn socket_address(&self, index: u64) -> Option<(u64, u64)> {
         let first = self.argument(self.shape.address)?;
         if matches!(self.number, nr::sendmsg | nr::sendmmsg) {

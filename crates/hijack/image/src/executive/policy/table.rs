@@ -28,7 +28,7 @@ impl Policy {
     }
 
     fn slice<T>(self, text: Text, count: u32) -> &'static [T] {
-        // SAFETY: the table's offsets lie within it, and are aligned for what they are offsets of.
+        // SAFETY: the table's offsets are within it, and are aligned for what they are offsets of.
         unsafe {
             let start = self.table.cast::<u8>().add(text.start as usize).cast::<T>();
             core::slice::from_raw_parts(start, count as usize)

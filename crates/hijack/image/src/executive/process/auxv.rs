@@ -3,7 +3,7 @@
 //! A dispatched call is a signal: the handler of another one that makes calls, or returns by `rt_sigreturn`, needs room for a
 //! second frame, and for the executive's functions. Programs that make alternate stacks no larger than what the kernel
 //! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) get a larger size: else
-//! these stacks overflow into what lies below. See getauxval(3) and sysconf(3).
+//! these stacks overflow into what is below. See getauxval(3) and sysconf(3).
 
 use crate::executive::abi::trampoline;
 use crate::executive::signals::handlers;

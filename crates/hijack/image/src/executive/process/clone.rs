@@ -208,7 +208,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &C
             context.registers.rsp = request.stack;
         }
     }
-    // The mask is put back on return from the signal.
+    // The mask is restored on return from the signal.
     result
 }
 

@@ -140,7 +140,7 @@ impl CallPath {
             return Some(Self::CachedAnswer { number, answer: address(answer) });
         }
         let treated = mm::treats(wide) || services::concerns(wide);
-        // What a function takes of the caller's stack may be more than there is of it, and overwrite what lies below.
+        // What a function takes of the caller's stack may be more than there is of it, and overwrite what is below.
         if (treated || judged) && small_stacks {
             return None;
         }
