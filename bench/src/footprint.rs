@@ -228,7 +228,7 @@ impl Footprint {
     }
 
     fn write(&self, page: usize, value: u64) {
-        // SAFETY: `slot` lies within the mapping and is aligned; the mapping is private to this object.
+        // SAFETY: `slot` is within the mapping and is aligned; the mapping is private to this object.
         // Volatile, so that the write happens although nobody may read it.
         unsafe { self.slot(page).write_volatile(value) }
     }

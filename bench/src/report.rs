@@ -32,7 +32,7 @@ pub struct Record {
     pub rival: f64,
     /// How many times better ours is: the median, over the rounds, of rival / ours (ours / rival where more is better).
     pub ratio: f64,
-    /// The interquartile range of that ratio: half of the rounds lie within it.
+    /// The interquartile range of that ratio: half of the rounds are within it.
     pub spread: f64,
     /// How many pairs of values were compared.
     pub runs: usize,

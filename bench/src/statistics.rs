@@ -1,7 +1,7 @@
 //! Order statistics. Medians and quartiles, because a benchmark's noise is one-sided: interrupts and other
 //! programs only ever make a run slower, and a mean would follow them.
 
-/// Returns the value below which the fraction `q` (0 to 1) of `values` lies, interpolated linearly; NaN without values.
+/// Returns the value below which the fraction `q` (0 to 1) of `values` is, interpolated linearly; NaN without values.
 fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -20,7 +20,7 @@ pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// Returns the distance between the quartiles of `values`: half of them lie within it.
+/// Returns the distance between the quartiles of `values`: half of them are within it.
 pub fn interquartile_range(values: &[f64]) -> f64 {
     quantile(values, 0.75) - quantile(values, 0.25)
 }

@@ -98,7 +98,7 @@ static void put_entry(struct node *node, void *context) {
     }
 }
 
-/* A rename lasts when the folder is on the disk. */
+/* A rename lasts when the directory is on the disk. */
 static int sync_folder(const char *path) {
     char copy[1024];
     snprintf(copy, sizeof copy, "%s", path);

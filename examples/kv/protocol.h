@@ -4,7 +4,7 @@
 
 #include "buffer.h"
 
-/* A request, whose words lie in the bytes that it was read from. */
+/* A request, whose words are in the bytes that it was read from. */
 struct request {
     struct slice *words;
     size_t count;

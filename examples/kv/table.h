@@ -35,7 +35,7 @@ void table_seed(void);
 
 void table_init(struct table *table, enum memory where);
 
-/* Gives back what the table itself took. The nodes must have gone. */
+/* Returns what the table itself took. The nodes must have gone. */
 void table_free(struct table *table);
 
 struct slice node_key(const struct node *node);

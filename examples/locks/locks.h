@@ -2,7 +2,7 @@
  * A lock manager: records are locked in shared and exclusive mode, requests that conflict wait in a queue for
  * each record.
  *
- * Locks, requests and transactions lie in an orbit area, so that the deadlock detector sees them; condition
+ * Locks, requests and transactions are in an orbit area, so that the deadlock detector sees them; condition
  * variables do not, as nobody but main's threads has to do with them. One mutex protects it all.
  */
 #ifndef LOCKS_LOCKS_H

@@ -263,7 +263,7 @@ int orrery_context_syscall(int target, unsigned mask, long number, const uint64_
 /*
  * Has the context `target` keep its state as it is now, parked, for the case that it is killed: the switch that
  * meets its death fails with EOWNERDEAD (or ETIMEDOUT) once, and the next one finds it where it was when this was
- * called, by the same descriptors, with the calling thread alone. Shared memory is not put back.
+ * called, by the same descriptors, with the calling thread alone. Shared memory is not restored.
  *
  * Errors, beside those above:
  *   EACCES    the descriptor does not carry all rights, or the context's system calls are withheld

@@ -172,7 +172,7 @@ struct orrery_area_options {
     size_t size;     /* of this structure, set by ORRERY_AREA_OPTIONS_INIT */
     int mode;        /* enum orrery_area_mode */
     size_t capacity; /* the bytes up to which it can grow; 0: plenty */
-    void *address;   /* where it is to lie; NULL: anywhere */
+    void *address;   /* where it is to be; NULL: anywhere */
 };
 #define ORRERY_AREA_OPTIONS_INIT                                                                             \
     { sizeof(struct orrery_area_options), 0, 0, NULL }
@@ -195,11 +195,11 @@ void *orrery_area_realloc(struct orrery_area *area, void *memory, size_t size);
  * nothing happens. */
 int orrery_area_free(struct orrery_area *area, void *memory);
 
-/* Whether an address lies in the area. */
+/* Whether an address is in the area. */
 int orrery_area_contains(struct orrery_area *area, const void *address);
 
 /*
- * For programs that lay memory out themselves: where the area lies. Orbits see the first `used` bytes, as
+ * For programs that lay memory out themselves: where the area is. Orbits see the first `used` bytes, as
  * orrery_area_use says, which grows the area if it has to. An area is used in this way or by orrery_area_alloc, not
  * both.
  */
@@ -340,7 +340,7 @@ void orrery_orbit_update_destroy(orrery_orbit_update *update);
 
 namespace orrery {
 
-/* For containers whose elements lie in an area: std::vector<int, orrery::area_allocator<int> > v(area); */
+/* For containers whose elements are in an area: std::vector<int, orrery::area_allocator<int> > v(area); */
 template <class T> class area_allocator {
   public:
     typedef T value_type;

@@ -26,7 +26,7 @@
  *
  * All variables of the program, automatic ones that are in memory or in registers alike, have after a resume
  * the values that they had when the snapshot was taken. There is no exception for modified automatic
- * variables as setjmp(3) has one. What shall outlive a resume is passed by value, or lies in memory of its
+ * variables as setjmp(3) has one. What shall outlive a resume is passed by value, or is in memory of its
  * own that orrery_rollback_exclude or MAP_SHARED exempt.
  *
  * WHAT A RESUME UNDOES
@@ -58,7 +58,7 @@
  * A snapshot keeps the files open that were open when it was taken: while it exists, a pipe's reader sees no
  * end of file though the program closed the writing end.
  *
- * What of the above could not be put back in a particular resume is reported by orrery_last_error after
+ * What of the above could not be restored in a particular resume is reported by orrery_last_error after
  * orrery_rollback_snapshot returned. If memory itself cannot be (a mapped file is gone, a thread will not end,
  * memory is used up), there is no state to return to: the process says so on standard error and exits with status 70.
  *
@@ -146,8 +146,8 @@ int orrery_rollback_resume(orrery_rollback_snapshot_t id, int value);
 
 /*
  * Leaves the len bytes at addr alone in every snapshot, earlier ones included, from now on: neither
- * remembered nor put back. For what shall outlive a resume: statistics, caches, results. Whatever lives there
- * must not point into memory that is put back, and its pages must not be malloc's: map them (mmap(2)).
+ * remembered nor restored. For what shall outlive a resume: statistics, caches, results. Whatever lives there
+ * must not point into memory that is restored, and its pages must not be malloc's: map them (mmap(2)).
  *
  * Errors, beside those above and those of the first orrery_rollback_snapshot:
  *   EINVAL    addr or len is no multiple of 4096; len is 0; part of the range is not mapped; the stack is in

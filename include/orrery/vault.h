@@ -109,7 +109,7 @@ int orrery_vault_run(orrery_vault_function load, orrery_vault_function serve, vo
 /*
  * As orrery_vault_run, with a function that drops what is not needed any more, or NULL. It is called whenever the
  * vault is about to sleep, and then after so many milliseconds as it returned, unless that is less than 0. Returning
- * 0 says that something was dropped: the vault makes its spare anew, which has it, too, and calls again. Twins keep
+ * 0 says that something was dropped: the vault makes its spare again, which has it, too, and calls again. Twins keep
  * what they have.
  */
 typedef long (*orrery_vault_cleanup)(void *context);

@@ -1,5 +1,5 @@
 /*
- * Calls of the vault; its start, and its start anew.
+ * Calls of the vault; its start, and its start again.
  */
 #include "policy.h"
 #include "provider.h"

@@ -67,7 +67,7 @@ struct key *key_of_reference(struct provider *provider, const unsigned char *dat
     bool good = parse(key, data, length);
     ERR_pop_to_mark();
     if (!good) {
-        RAISE(provider, REASON_REFERENCE, "make it anew: orrery vault wrap KEY");
+        RAISE(provider, REASON_REFERENCE, "make it again: orrery vault wrap KEY");
         key_free(key);
         return NULL;
     }

@@ -112,11 +112,11 @@ impl Side {
     fn take(&mut self) -> Result<()> {
         match self {
             Self::Semaphore { wait, .. } => {
-                // SAFETY: the semaphore lies in the shared mapping, which outlives both sides (see `Send`).
+                // SAFETY: the semaphore is in the shared mapping, which outlives both sides (see `Send`).
                 while unsafe { libc::sem_wait(*wait) } != 0 {}
             }
             Self::Futex { word, mine } => {
-                // SAFETY: the word lies in the shared mapping, which outlives both sides (see `Send`).
+                // SAFETY: the word is in the shared mapping, which outlives both sides (see `Send`).
                 let word = unsafe { &**word };
                 while word.load(Ordering::SeqCst) != *mine {
                     let _ = futex::wait(word, futex::Flags::empty(), 1 - *mine, None);

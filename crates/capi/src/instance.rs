@@ -338,7 +338,7 @@ pub unsafe extern "C" fn orrery_instance_destroy(instance: *mut InstanceHandle) 
     if instance.is_null() {
         return 0;
     }
-    // SAFETY: it came from `give`; where it cannot be destroyed, it is put back.
+    // SAFETY: it came from `give`; where it cannot be destroyed, it is restored.
     let handle = unsafe { instance.read() };
     match handle.0.destroy() {
         Ok(()) => {

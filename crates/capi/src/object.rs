@@ -76,7 +76,7 @@ fn flags(bits: c_uint) -> Option<Flags> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_connect(directory: *const c_char) -> c_int {
     if directory.is_null() {
-        invalid("no folder was named");
+        invalid("no directory was named");
         return -1;
     }
     // SAFETY: the caller's promise.

@@ -9,7 +9,7 @@ use crate::error;
 /// Takes a snapshot; returns 0, and again whenever it is resumed.
 ///
 /// It adds errno to [`snapshot::snapshot`]. Its own frame may return twice like its caller's: it is part of the stack that
-/// is put back.
+/// is restored.
 ///
 /// # Safety
 /// `id` is null or valid for a write, and the caller is compiled to expect that the call returns more than once.

@@ -328,7 +328,7 @@ fn wait_for_dump(client: &mut Client) {
     until("the dump ends", || (client.info("rdb_bgsave_in_progress") == "0").then_some(()));
 }
 
-/// What is in a folder's dump: a server started there says.
+/// What is in a directory's dump: a server started there says.
 fn digest_of_dump(program: &Path, folder: &Path, dump: &Path) -> String {
     let apart = TempDir::new_in(folder).unwrap();
     std::fs::copy(dump, apart.path().join("dump.okv")).unwrap();

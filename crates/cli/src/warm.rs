@@ -34,7 +34,7 @@ enum Command {
     Run(RunArguments),
     /// Print the state of a server and its workers
     Status(SocketArgument),
-    /// Replace the workers of a server by new ones, which import everything anew, without refusing a request
+    /// Replace the workers of a server by new ones, which import everything again, without refusing a request
     ///
     /// Returns when the new workers serve. Programs that run, and requests that wait, are finished by the workers of before.
     /// If the new ones cannot start, because a module has an error, say, the server goes on as before.

@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 
 struct Installed {
     _directory: tempfile::TempDir,
-    /// Below it lies everything.
+    /// Below it is everything.
     prefix: PathBuf,
     stage: PathBuf,
     /// A project that uses the library.

@@ -308,7 +308,7 @@ fn what_is_read_is_what_the_guest_says() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("no process 999999"));
 }
 
-/// kdump leaves the crash kernel's memory out, where the dying kernel's VMCOREINFO lies; it has it as a note.
+/// kdump leaves the crash kernel's memory out, where the dying kernel's VMCOREINFO is; it has it as a note.
 #[test]
 fn what_kdump_copies_is_read() {
     let directory = tempfile::tempdir().unwrap();

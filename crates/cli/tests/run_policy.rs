@@ -58,7 +58,7 @@ fn paths_are_denied_however_they_are_written() {
 }
 
 /// Asks about each path a hundred times: the first calls from a place are dispatched, further ones come from a rewritten place,
-/// where the path is read as it lies. All must be answered alike.
+/// where the path is read as it is. All must be answered alike.
 #[test]
 fn rewritten_places_decide_about_paths_as_dispatch_does() {
     if facility::is_missing() {

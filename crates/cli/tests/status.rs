@@ -67,7 +67,7 @@ impl Scene {
     }
 }
 
-/// A store is ended in order: its other process starts it anew otherwise.
+/// A store is ended in order: its other process starts it again otherwise.
 struct Store(Killed);
 
 impl Drop for Store {

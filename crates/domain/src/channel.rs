@@ -237,7 +237,7 @@ impl Side {
             return Err(Error::Corrupted { what: "the number of messages sent", value: sent.into() });
         }
         let slot = self.slot_of(self.theirs, self.taken);
-        // SAFETY: the slot lies in the mapped block. The other side should not write it now; if it does, we get some
+        // SAFETY: the slot is in the mapped block. The other side should not write it now; if it does, we get some
         // bytes or others.
         let claimed = unsafe { slot.cast::<u64>().read_volatile() };
         let len = usize::try_from(claimed).unwrap_or(usize::MAX);
@@ -257,7 +257,7 @@ impl Side {
             return &[];
         }
         let slot = self.slot_of(self.mine, number);
-        // SAFETY: the slot lies in our own block, which only we write, and not through `&self`; the length is bounded by
+        // SAFETY: the slot is in our own block, which only we write, and not through `&self`; the length is bounded by
         // the slot's size.
         unsafe {
             let len = usize::try_from(slot.cast::<u64>().read()).unwrap_or(0).min(self.slot - HEADER);

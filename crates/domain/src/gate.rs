@@ -18,7 +18,7 @@
 //! A wait also ends when the partner dies. A domain's watcher thread keeps a *mark* in the domain's face on its robust
 //! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of
 //! whatever cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
-//! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie; where a mark
+//! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot be; where a mark
 //! stands, the first sleep of a wait is trusted to it.
 
 mod cpu_policy;

@@ -387,7 +387,7 @@ fn run_spare(spec: &ChildSpec, mask: signals::Mask) -> ! {
             Ok(Some(copied)) => copied.pid.as_raw_pid(),
             Err(errno) => errno.raw_os_error().wrapping_neg(),
         };
-        // One instance for this request, however far its number lies from the last one's.
+        // One instance for this request, however far its number is from the last one's.
         answered = request;
         answer(request, pid);
     }

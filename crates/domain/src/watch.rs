@@ -228,7 +228,7 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
         let set = unsafe { syscall!(Sysno::set_robust_list, &raw const list, size_of::<RobustList>()) };
         if set.is_ok() {
             let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
-            // SAFETY: the word lies in memory shared with main, mapped for good in this process.
+            // SAFETY: the word is in memory shared with main, mapped for good in this process.
             unsafe { &*mark }.store(own | WAITERS, Ordering::SeqCst);
         }
     }

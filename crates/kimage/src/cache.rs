@@ -24,7 +24,7 @@ pub struct CachedPage<'k> {
     head: Object<'k>,
     /// Which page of the file.
     pub index: u64,
-    /// Where it lies in physical memory.
+    /// Where it is in physical memory.
     pub physical: u64,
     /// Whether the disk may not have it: dirty, or its writing had not been seen to end.
     pub unwritten: bool,
@@ -117,7 +117,7 @@ impl<'k> Walker<'k> {
             }
             let index = base
                 .checked_add(slot << shift)
-                .ok_or_else(|| node.corrupt("it lies beyond the end of any file"))?;
+                .ok_or_else(|| node.corrupt("it is beyond the end of any file"))?;
             if is_node(entry) {
                 self.node(entry - 2, index, Some(shift))?;
             } else if entry & 3 == 0 {

@@ -10,7 +10,7 @@ use crate::ext4::{Ext4, Ext4File};
 const PAGE: u64 = 4096;
 
 impl<'k> Ext4<'k, '_> {
-    /// The file whose inode lies at this address, as [`Object::address`](crate::Object::address) gives it.
+    /// The file whose inode is at this address, as [`Object::address`](crate::Object::address) gives it.
     ///
     /// # Errors
     ///

@@ -1,12 +1,12 @@
 //! An ext4 as its kernel last knew it: what memory holds of it, over what the disk holds.
 //!
-//! What is changed in an ext4 lies in three places. *Contents* of files are dirty pages of these files, and may have no
+//! What is changed in an ext4 is in three places. *Contents* of files are dirty pages of these files, and may have no
 //! place on the disk yet. *Names, attributes and places* are changed at once in blocks of the disk's own page cache,
 //! which the journal keeps in memory until it has committed the transaction that they belong to. The *disk* has all
 //! committed transactions, in place or in its journal. So the latest state of a block is in memory or, where memory
 //! does not have it, on the disk; and what the disk lacks is what changed in a transaction that was not committed: each
 //! inode in memory says which transaction changed it last, and the journal which it committed last. Of a file whose
-//! inode was dropped from memory before that, the block that its inode lies in tells, which the journal holds back
+//! inode was dropped from memory before that, the block that its inode is in tells, which the journal holds back
 //! (`inode_table`). Source: Linux `fs/ext4/ext4.h`, `fs/ext4/ext4_extents.h`, `Documentation/filesystems/ext4/`.
 
 use std::collections::{BTreeSet, HashMap};
@@ -21,7 +21,7 @@ use crate::volume::{Attributes, Inode, Volume};
 
 /// `EXT4_EXTENTS_FL`: the file's places are extents, not lists of blocks.
 const EXTENTS: u32 = 0x8_0000;
-/// `EXT4_INLINE_DATA_FL`: the file lies within its inode.
+/// `EXT4_INLINE_DATA_FL`: the file is within its inode.
 const INLINE: u32 = 0x1000_0000;
 const EXTENT_MAGIC: u16 = 0xf30a;
 /// A longer extent is one that was reserved and never written.
@@ -60,12 +60,12 @@ pub struct Ext4File<'k> {
     pub(crate) inode: Option<Inode<'k>>,
 }
 
-/// A run of a file's blocks that lie next to each other on the disk.
+/// A run of a file's blocks that are next to each other on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The first block of the file.
     pub logical: u64,
-    /// Where it lies on the disk.
+    /// Where it is on the disk.
     pub physical: u64,
     /// The number of blocks.
     pub count: u64,
@@ -219,7 +219,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         })
     }
 
-    /// Where a file lies on the disk.
+    /// Where a file is on the disk.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         Ok(self.extent_tree(file)?.extents)
     }
 
-    /// Where a file lies on the disk, and where what says so does.
+    /// Where a file is on the disk, and where the blocks are that say so.
     pub(crate) fn extent_tree(&self, file: &Ext4File<'k>) -> Result<ExtentTree> {
         let number = file.attributes.number;
         if !file.has_extents() {
@@ -306,7 +306,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         Ok(names)
     }
 
-    /// What a symbolic link says, if that lies in its inode: a longer text is the file's contents.
+    /// What a symbolic link says, if that is in its inode: a longer text is the file's contents.
     #[must_use]
     pub fn short_link(&self, file: &Ext4File<'k>) -> Option<Vec<u8>> {
         let size = usize::try_from(file.attributes.size).ok()?;
@@ -367,18 +367,18 @@ pub(crate) fn read_names(block: &[u8], names: &mut Vec<Name>) -> Result<(), Stri
 }
 
 impl<'k> Ext4File<'k> {
-    /// Whether its inode was in memory; otherwise it is known from the block that the inode lies in.
+    /// Whether its inode was in memory; otherwise it is known from the block that the inode is in.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.inode.is_some()
     }
 
-    /// Where its inode lies in memory, if it does.
+    /// Where its inode is in memory, if it is there.
     pub(crate) fn address(&self) -> Option<u64> {
         self.inode.map(|inode| inode.object().address())
     }
 
-    /// Whether runs of blocks say where it lies.
+    /// Whether runs of blocks say where it is.
     pub(crate) fn has_extents(&self) -> bool {
         self.flags & INLINE == 0 && self.flags & EXTENTS != 0
     }
@@ -447,7 +447,7 @@ mod tests {
             of.iter().map(extent).collect::<Vec<_>>()
         };
         assert_eq!(listed_blocks(&extents(&[]), 3), Some(vec![]));
-        // What lies behind the end, and a hole.
+        // What is behind the end, and a hole.
         let usual = extents(&[(0, 100, 2), (3, 50, 32768), (1 << 32, 7, 1)]);
         assert_eq!(listed_blocks(&usual, 5), Some(vec![100, 101, 50, 51]));
         let same = extents(&[(0, 100, 2), (0, 200, 2), (0, 300, 2)]);

@@ -33,7 +33,7 @@ struct Run {
     address: u64,
     length: u64,
     flags: u32,
-    /// Where each page lies; empty for a run that is not in memory.
+    /// Where each page is; empty for a run that is not in memory.
     pages: Vec<u64>,
 }
 

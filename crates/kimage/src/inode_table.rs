@@ -1,4 +1,4 @@
-//! Inodes as they lie in the blocks of an ext4: what is left of a file whose inode the kernel has dropped from memory.
+//! Inodes as they are in the blocks of an ext4: what is left of a file whose inode the kernel has dropped from memory.
 //!
 //! Memory that runs out, or that is wanted for something else, costs the kernel's inodes and names first, changed ones
 //! included as soon as the change is in their block. That block stays: the journal holds it back until the transaction is
@@ -26,7 +26,7 @@ struct Group {
     is_used: bool,
 }
 
-/// How inodes lie in blocks.
+/// How inodes are in blocks.
 struct Measures {
     /// Bytes of an inode.
     size: u64,
@@ -89,7 +89,7 @@ impl<'k> Ext4<'k, '_> {
         Ok(self.block(block)?.get(range).unwrap_or_default().to_vec())
     }
 
-    /// A file by its number, from the block that its inode lies in: for one that has none in memory.
+    /// A file by its number, from the block that its inode is in: for one that has none in memory.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ impl Task<'_> {
         objects(self.object(), QUEUES)?.into_iter().map(queue).collect()
     }
 
-    /// Whether semaphores are to be given back something when it ends (`SEM_UNDO`).
+    /// Whether the kernel adjusts semaphores when it ends (`SEM_UNDO`).
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 const LONGEST_NAME: usize = 1024;
 const TOKENS: usize = 256;
 
-/// The tables as they lie in memory.
+/// The tables as they are in memory.
 pub(crate) struct Tables {
     /// `kallsyms_names`, or more than it.
     pub(crate) names: Vec<u8>,

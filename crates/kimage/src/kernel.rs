@@ -1,6 +1,6 @@
 //! A kernel found in memory: its facts, symbols and types, and its address space.
 //!
-//! An image explains itself. VMCOREINFO is found by its first line; it says where the kernel's text lies and where
+//! An image explains itself. VMCOREINFO is found by its first line; it says where the kernel's text is and where
 //! the symbol table is; two symbols bound the BTF; BTF places all members. Three windows of the kernel's address space
 //! then need no tables: the text mapping (`phys_base`), and the direct mapping of all memory (`page_offset_base`);
 //! what is left (stacks, modules, vmalloc) is walked through the kernel's page tables.
@@ -18,7 +18,7 @@ const TEXT: u64 = 0xffff_ffff_8000_0000;
 const TEXT_WINDOW: u64 = 1 << 30;
 /// The lowest address that can be the kernel's, with five levels of tables.
 const LOWEST: u64 = 0xff00_0000_0000_0000;
-/// Where the direct mapping lies without KASLR (`__PAGE_OFFSET_BASE_L4`).
+/// Where the direct mapping is without KASLR (`__PAGE_OFFSET_BASE_L4`).
 const DIRECT: u64 = 0xffff_8880_0000_0000;
 /// The most symbols, and bytes of names, that a kernel is believed to have.
 const MOST_SYMBOLS: u64 = 4_000_000;
@@ -109,7 +109,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// [`Error::BadPointer`] where no structure of the kernel can lie there.
+    /// [`Error::BadPointer`] where no structure of the kernel can be there.
     pub fn object(&self, kind: &'static str, address: u64) -> Result<Object<'_>> {
         if !(LOWEST..=u64::MAX - 4096).contains(&address) {
             return Err(Error::BadPointer { address, kind });
@@ -144,7 +144,7 @@ impl Kernel {
         self.windows.read_u64(&*self.memory, address)
     }
 
-    /// Where an address of the kernel lies in physical memory.
+    /// Where an address of the kernel is in physical memory.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ fn examine(memory: &dyn PhysicalMemory, info: &Vmcoreinfo) -> Result<(Symbols, T
         let page = windows.read_u64(memory, variable)?;
         let physical = windows.physical(memory, page)?;
         if physical != address {
-            let why = format!("the kernel's own lies at {physical:#x}");
+            let why = format!("the kernel's own is at {physical:#x}");
             return Err(Error::Corrupt { kind: "VMCOREINFO", address, why });
         }
     }

@@ -1,6 +1,6 @@
 //! Reads the kernel, its processes and their files out of a machine's memory, dead or alive.
 //!
-//! When a kernel dies, everything it knew still lies in memory. This crate finds it there without help: no symbol file,
+//! When a kernel dies, everything it knew still is in memory. This crate finds it there without help: no symbol file,
 //! no agent in the machine, no version checks. A [`Kernel`] is opened on any [`PhysicalMemory`]: a hypervisor's memory
 //! file, an ELF core of a machine, another machine's memory behind a PCI device.
 //!

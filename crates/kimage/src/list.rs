@@ -1,7 +1,7 @@
 //! The kernel's linked lists, which a crash may have left bent: a ring of `list_head`s, each a member of something.
 //!
 //! A broken link ends a walk in one direction only: the ring is then followed from its head backwards, so that what is
-//! lost is what lies between two breaks.
+//! lost is what is between two breaks.
 
 use std::collections::HashSet;
 

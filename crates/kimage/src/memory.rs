@@ -1,4 +1,4 @@
-//! Physical memory, wherever it lies: the trait that all walkers read through, and the source for memory that is one
+//! Physical memory, wherever it is: the trait that all walkers read through, and the source for memory that is one
 //! file, which covers a hypervisor's memory file, a dump of it, and a PCI device's BAR in the guest next door.
 //!
 //! A hypervisor leaves holes for devices in the physical address space, so that a file's offset is not the physical
@@ -39,7 +39,7 @@ pub trait PhysicalMemory: Send + Sync {
     /// [`Error::NoMemory`] with the first address that is missing; `into` may then be filled in part.
     fn read(&self, physical: u64, into: &mut [u8]) -> Result<()>;
 
-    /// Where `length` bytes from address `physical` on lie in this process' own address space, for system calls that
+    /// Where `length` bytes from address `physical` on are in this process' own address space, for system calls that
     /// copy from there; nothing where they are not all there, or this source has no such place. They stay there as long
     /// as the source does, and the owner of the memory may change them.
     fn place(&self, _physical: u64, _length: usize) -> Option<*const u8> {
@@ -57,9 +57,9 @@ pub trait PhysicalMemory: Send + Sync {
 pub enum Layout {
     /// Offset and physical address are the same.
     Linear,
-    /// QEMU's `q35` machine: from 2.75 GiB on, what exceeds 2 GiB lies from 4 GiB on.
+    /// QEMU's `q35` machine: from 2.75 GiB on, what exceeds 2 GiB is from 4 GiB on.
     Q35,
-    /// QEMU's `pc` machine: from 3.5 GiB on, what exceeds 3 GiB lies from 4 GiB on.
+    /// QEMU's `pc` machine: from 3.5 GiB on, what exceeds 3 GiB is from 4 GiB on.
     Pc,
 }
 
@@ -102,7 +102,7 @@ impl MappedMemory {
         Ok(Self { map, segments, vmcoreinfo: None })
     }
 
-    /// Memory whose segments lie at given places of a file that is already mapped; places outside it, and addresses
+    /// Memory whose segments are at given places of a file that is already mapped; places outside it, and addresses
     /// that no processor has, are cut off.
     pub(crate) fn with_segments(map: MmapRaw, mut segments: Vec<Segment>) -> Self {
         let end = map.len() as u64;
@@ -170,7 +170,7 @@ impl PhysicalMemory for MappedMemory {
         if u64::try_from(length).ok()? > room {
             return None;
         }
-        // The segments were cut to lie within the mapping.
+        // The segments were cut to be within the mapping.
         Some(self.map.as_ptr().wrapping_add(usize::try_from(segment.offset + within).ok()?))
     }
 
@@ -193,7 +193,7 @@ impl PhysicalMemory for MappedMemory {
                 return Err(missing);
             };
             let count = room.min(into.len() - done);
-            // SAFETY: the segments were cut to lie within the mapping, so `offset + count` does too, and `into` has
+            // SAFETY: the segments were cut to be within the mapping, so `offset + count` is too, and `into` has
             // room for `count` bytes more. The source is only ever used as a raw pointer, because a running machine
             // may write it meanwhile; all bytes that result are valid ones.
             unsafe {

@@ -26,7 +26,7 @@ impl<'k> Object<'k> {
         Self { kernel, kind, address }
     }
 
-    /// Where it lies, in the kernel's address space.
+    /// Where it is, in the kernel's address space.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address

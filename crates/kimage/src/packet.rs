@@ -1,6 +1,6 @@
 //! Packets (`sk_buff`), and the lists that they hang in.
 //!
-//! What a packet carries lies in a linear part, in pages, and in further packets that hang on it. How long each of
+//! What a packet carries is in a linear part, in pages, and in further packets that hang on it. How long each of
 //! these is stands by it; how long all are together stands in the packet, too, and a kernel that died in between has
 //! noted the one and not the other. So the parts are read by what they say of themselves, and it is the caller's to
 //! compare that with what it knows.
@@ -70,7 +70,7 @@ fn follow<'k>(
     Ok(true)
 }
 
-/// A part of a packet that lies in a page.
+/// A part of a packet that is in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     page: u64,
@@ -197,7 +197,7 @@ fn append_piece(packet: Object<'_>, piece: Piece, bytes: &mut Vec<u8>) -> Result
     kernel.memory().read(physical, room(packet, piece.length, bytes)?)
 }
 
-/// What is left of a packet whose first bytes are being dropped (`__pskb_trim_head`), as far as all lies in pages.
+/// What is left of a packet whose first bytes are being dropped (`__pskb_trim_head`), as far as all is in pages.
 ///
 /// # Errors
 ///

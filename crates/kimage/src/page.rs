@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 
-/// Where the array lies without KASLR (`__VMEMMAP_BASE_L4`).
+/// Where the array is without KASLR (`__VMEMMAP_BASE_L4`).
 const VMEMMAP: u64 = 0xffff_ea00_0000_0000;
 /// `PAGE_MAPPING_ANON`: the lowest bit of `page->mapping`.
 const ANONYMOUS: u64 = 1;
@@ -29,7 +29,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// Those of reading; [`Error::BadPointer`] where no page's structure lies there.
+    /// Those of reading; [`Error::BadPointer`] where no page's structure is there.
     pub fn page_physical(&self, page: u64) -> Result<u64> {
         let base =
             self.symbols().get("vmemmap_base").map_or(Ok(VMEMMAP), |address| self.read_u64(address))?;
@@ -86,7 +86,7 @@ pub struct PageUse {
 
 /// Tells of page after page what it is.
 ///
-/// A member's place is looked up once and not once a page, and where a part of the array of `struct page`s lies is kept
+/// A member's place is looked up once and not once a page, and where a part of the array of `struct page`s is stays known
 /// until another part is asked about: neighbours of pages are mostly asked about next.
 pub struct PageCensus<'k> {
     kernel: &'k Kernel,
@@ -101,12 +101,12 @@ pub struct PageCensus<'k> {
     is_head: u64,
     zero: Option<u64>,
     huge_zero: Option<u64>,
-    /// A page of the array, and where it lies in physical memory.
+    /// A page of the array, and where it is in physical memory.
     last: (u64, u64),
 }
 
 impl PageCensus<'_> {
-    /// Where the structure of a page of this number lies in the kernel's address space.
+    /// Where the structure of a page of this number is in the kernel's address space.
     fn at(&self, number: u64) -> u64 {
         self.base.wrapping_add(number.wrapping_mul(self.size))
     }

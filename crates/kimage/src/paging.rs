@@ -24,7 +24,7 @@ const ENTRIES: u64 = 512;
 pub struct Leaf {
     /// The first virtual address.
     pub address: u64,
-    /// Where it lies in physical memory.
+    /// Where it is in physical memory.
     pub physical: u64,
     /// 4 KiB, 2 MiB or 1 GiB.
     pub size: u64,
@@ -62,7 +62,7 @@ const fn span(level: u8) -> u64 {
 }
 
 impl<'m> PageTables<'m> {
-    /// Tables whose root lies at physical address `root`; `levels` is 4 or 5.
+    /// Tables whose root is at physical address `root`; `levels` is 4 or 5.
     pub fn new(memory: &'m dyn PhysicalMemory, root: u64, levels: u8) -> Self {
         Self { memory, root: root & ADDRESS, levels: levels.clamp(4, 5) }
     }
@@ -73,11 +73,11 @@ impl<'m> PageTables<'m> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Where `address` lies in physical memory.
+    /// Where `address` is in physical memory.
     ///
     /// # Errors
     ///
-    /// [`Error::NotMapped`] where it is not there, [`Error::NoMemory`] where a table lies outside the memory.
+    /// [`Error::NotMapped`] where it is not there, [`Error::NoMemory`] where a table is outside the memory.
     pub fn physical(&self, address: u64) -> Result<u64> {
         let mut table = self.root;
         let mut level = self.levels;
@@ -97,7 +97,7 @@ impl<'m> PageTables<'m> {
     }
 
     /// Calls `visit` with every entry of `start..end` that is not empty, by ascending address. A table or a page that
-    /// lies outside the memory, or a table that occurs twice, is reported through `problem` with the range that it
+    /// is outside the memory, or a table that occurs twice, is reported through `problem` with the range that it
     /// would have mapped, and passed over.
     pub fn walk(
         &self,

@@ -188,7 +188,7 @@ fn waiting(sock: Object<'_>) -> Result<Option<WaitingConnection>> {
     }))
 }
 
-/// A datagram; its headers lie before what it carries (RFC 791, RFC 768).
+/// A datagram; its headers are before what it carries (RFC 791, RFC 768).
 fn datagram(packet: Object<'_>) -> Result<Option<Datagram>> {
     let kernel = packet.kernel();
     let head = packet.u64("head")?;

@@ -56,7 +56,7 @@ pub enum Special {
         /// Nanoseconds between two times; 0 for once.
         interval: u64,
         /// When it goes off next, in nanoseconds of its clock; nothing where it is not set. Of one that goes off again
-        /// and again and was not read since, when it last did: the kernel sets it anew only then.
+        /// and again and was not read since, when it last did: the kernel sets it again only then.
         expires: Option<u64>,
         /// Whether it has gone off and was not read since.
         expired: bool,

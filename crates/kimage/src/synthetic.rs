@@ -1,6 +1,6 @@
 //! A machine made by hand, for tests: a few MiB of memory with two processes in it, whose every structure is known.
 //!
-//! Structures lie where a bump allocator puts them; their members where [`TYPES`] says. What is written goes through
+//! Structures are where a bump allocator puts them; their members where [`TYPES`] says. What is written goes through
 //! [`Maker::set`], which looks the member up as the walkers do, so that table and contents cannot disagree.
 
 pub(crate) mod sockets;
@@ -13,7 +13,7 @@ use crate::vmcoreinfo::Vmcoreinfo;
 use crate::{Error, Result};
 
 pub(crate) const SIZE: usize = 2 << 20;
-/// Where the first structure lies, in bytes of physical memory.
+/// Where the first structure is, in bytes of physical memory.
 pub(crate) const FIRST: usize = 0x1_0000;
 pub(crate) const DIRECT: u64 = 0xffff_8880_0000_0000;
 

@@ -17,7 +17,7 @@
 //! - A packet that is too long for what may be sent is cut in two, of which the second is linked nowhere until both are
 //!   whole (`tso_fragment`): until then its bytes are found in the first one's pages.
 //! - Received bytes count before they are in their list (`tcp_queue_rcv`). What follows a gap has not been acknowledged
-//!   as long as it lies behind what the last packet to the other side said (`rcv_wup`): it comes again, if it is not
+//!   as long as it is behind what the last packet to the other side said (`rcv_wup`): it comes again, if it is not
 //!   counted.
 
 use crate::error::{Error, Result};
@@ -233,7 +233,7 @@ impl Queue {
                 return Err(sock.corrupt(format!("its packets have {held} bytes and more")));
             }
         }
-        // A number may say anything: what lies behind all that there is, a packet being cut among it, is a gap whatever its length.
+        // A number may say anything: what is behind all that there is, a packet being cut among it, is a gap whatever its length.
         let length = (length as usize).min(held + LONGEST);
         let mut queue = Self { first, bytes: vec![0; length], covered: vec![false; length], unread, problem };
         let mut unclaimed = Vec::new();

@@ -19,7 +19,7 @@ const VECTOR_SIZE: u64 = 16;
 const LARGEST_FRAME: u64 = 16 << 10;
 /// The longest end of a function, in bytes of code, that is looked at.
 const LONGEST_END: usize = 64;
-/// How many bytes of code lie at most between a call's return and what its caller does with what it gave.
+/// How many bytes of code are at most between a call's return and what its caller does with what it gave.
 const LONGEST_WAY: u64 = 128;
 /// What takes the place of `ret` where processors guess it wrong.
 const RETURN: &str = "__x86_return_thunk";
@@ -115,7 +115,7 @@ impl Kernel {
     }
 
     /// Whether a function that was interrupted does nothing more but give up its frame and return. What it had on the
-    /// stack lies below the frame then.
+    /// stack is below the frame then.
     #[must_use]
     pub fn returning(&self, frame: &Frame) -> Option<Returning> {
         let mut code = [0; LONGEST_END];

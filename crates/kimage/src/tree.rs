@@ -41,7 +41,7 @@ pub struct MemoryFile<'k> {
 }
 
 impl<'k> Task<'k> {
-    /// Every name in the memory file systems that it sees, folders before what is in them. What the first of them, the
+    /// Every name in the memory file systems that it sees, directories before what is in them. What the first of them, the
     /// root, has had unchanged since before the file `marker` was made is left out: it came with the machine.
     pub fn memory_files(&self, marker: &[&str]) -> Walk<MemoryFile<'k>> {
         let mut walk = Walk::default();
@@ -122,7 +122,7 @@ fn volume<'k>(
             if !seen.insert(child.address()) || depth > DEEPEST || walk.found.len() >= MOST_ENTRIES {
                 walk.note(
                     String::from_utf8_lossy(&path).into_owned(),
-                    child.corrupt("a folder within itself"),
+                    child.corrupt("a directory within itself"),
                 );
                 break;
             }
@@ -145,7 +145,7 @@ struct Common {
     root: Vec<u8>,
 }
 
-/// The names in a folder: a list of both directions until 6.7, of one since then.
+/// The names in a directory: a list of both directions until 6.7, of one since then.
 fn children(dentry: Object<'_>) -> Result<Vec<Object<'_>>> {
     if dentry.has("d_subdirs") {
         let all = list::members(dentry.embedded("d_subdirs", "list_head")?, "dentry", "d_child");
@@ -168,7 +168,7 @@ fn children(dentry: Object<'_>) -> Result<Vec<Object<'_>>> {
     Ok(found)
 }
 
-/// What a name stands for: the path, if it is a folder to look into; and the file, unless it is as old as the machine.
+/// What a name stands for: the path, if it is a directory to look into; and the file, unless it is as old as the machine.
 /// Neither for one that is only known not to exist, or that was removed.
 fn entry<'k>(
     dentry: Object<'k>,

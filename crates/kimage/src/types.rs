@@ -10,7 +10,7 @@ use btf_rs::{Btf, BtfType as _, Type};
 
 use crate::error::{Error, Result};
 
-/// Where a member lies within its structure.
+/// Where a member is within its structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Bytes from the structure's beginning.
@@ -59,7 +59,7 @@ impl Types {
         Self { btf: None, fields: RwLock::new(fields), sizes: RwLock::new(sizes) }
     }
 
-    /// Where member `path` of structure `kind` lies. A path may go through named members: `"thread.fsbase"`.
+    /// Where member `path` of structure `kind` is. A path may go through named members: `"thread.fsbase"`.
     ///
     /// # Errors
     ///

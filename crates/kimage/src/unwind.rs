@@ -120,7 +120,7 @@ struct Rule<'k> {
 }
 
 enum Kind {
-    /// The caller's address lies at the end of the frame.
+    /// The caller's address is at the end of the frame.
     Call,
     /// All registers were saved there.
     Registers,
@@ -251,7 +251,7 @@ fn rule(kernel: &Kernel, instruction: u64) -> Result<Rule<'_>> {
     let lost = || Error::Corrupt {
         kind: "kernel stack",
         address: instruction,
-        why: "the tables for unwinding do not tell of this instruction".to_owned(),
+        why: "the unwind tables have no entry for this instruction".to_owned(),
     };
     let index = low.checked_sub(1).ok_or_else(lost)?;
     let size = kernel.types().size("orc_entry")?;

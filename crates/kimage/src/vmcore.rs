@@ -1,6 +1,6 @@
 //! Memory in an ELF core of a whole machine: what QEMU's `dump-guest-memory`, `virsh dump --memory-only`, kdump's
 //! `/proc/vmcore` (copied, or in place) and `makedumpfile -E` write. Each `PT_LOAD` is a run of physical memory. kdump
-//! and makedumpfile add VMCOREINFO as a note: the copy that the dying kernel used lies in the memory reserved for the
+//! and makedumpfile add VMCOREINFO as a note: the copy that the dying kernel used is in the memory reserved for the
 //! crash kernel, which its core leaves out.
 
 use std::path::Path;

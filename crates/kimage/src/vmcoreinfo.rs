@@ -1,7 +1,7 @@
 //! VMCOREINFO: the kernel's own note for those who read its memory from outside.
 //!
 //! Since 2.6.24 a kernel that can be dumped keeps one page of `KEY=value` lines: its release, where KASLR put it
-//! (`KERNELOFFSET`), `phys_base`, the address of its page tables, and from 6.0 on where its symbol table lies
+//! (`KERNELOFFSET`), `phys_base`, the address of its page tables, and from 6.0 on where its symbol table is
 //! ("vmcoreinfo: include kallsyms symbols"). The page is its own allocation, so it begins on a page boundary; a scan
 //! of the first bytes of each page finds it, without a symbol file and without the guest's help.
 

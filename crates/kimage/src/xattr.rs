@@ -1,6 +1,6 @@
 //! Extended attributes of an ext4's files: access lists, capabilities of programs, and what users attach.
 //!
-//! They lie behind an inode's own bytes and, where there is no room, in one block more; the kernel changes them there
+//! They are behind an inode's own bytes and, where there is no room, in one block more; the kernel changes them there
 //! at once, so that these blocks have their latest state. Source: Linux `fs/ext4/xattr.c`, `fs/ext4/acl.c`,
 //! `Documentation/filesystems/ext4/attributes.rst`.
 
@@ -37,7 +37,7 @@ impl<'k> Ext4<'k, '_> {
     ///
     /// # Errors
     ///
-    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where they are none, or lie in inodes of their own.
+    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where they are none, or are in inodes of their own.
     pub fn extended_attributes(&self, file: &Ext4File<'k>) -> Result<Vec<ExtendedAttribute>> {
         let number = file.attributes.number;
         let broken = |why| self.corrupt(format!("the extended attributes of its file {number}: {why}"));
@@ -70,7 +70,7 @@ pub(crate) fn read(entries: &[u8], values: &[u8], found: &mut Vec<ExtendedAttrib
         let (offset, inode) = (usize::from(half(entry, 2).unwrap_or(0)), word(entry, 4).unwrap_or(0));
         let size = word(entry, 8).and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
         if inode != 0 {
-            return Err("one lies in an inode of its own, which is not supported".to_owned());
+            return Err("one is in an inode of its own, which is not supported".to_owned());
         }
         let value = offset.checked_add(size).and_then(|end| values.get(offset..end));
         let value = value.ok_or_else(|| format!("a value of {size} bytes at {offset}"))?;
@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes may lie there: it neither panics nor loops.
+        /// Any bytes may be there: it neither panics nor loops.
         #[test]
         fn anything_ends_well(space in prop::collection::vec(any::<u8>(), 0..512)) {
             let mut found = Vec::new();

@@ -194,7 +194,7 @@ impl Images {
         }
         let slot = image.slot();
         match self.visibility {
-            // SAFETY: the image lies in a mapped segment, `to` is the program's, and they do not overlap.
+            // SAFETY: the image is in a mapped segment, `to` is the program's, and they do not overlap.
             Visibility::Mapped => unsafe { self.mapped(slot).copy_to_nonoverlapping(to, PAGE) },
             // SAFETY: the caller vouches for the page.
             Visibility::Hidden => self.read(slot, unsafe { core::slice::from_raw_parts_mut(to, PAGE) })?,
@@ -207,7 +207,7 @@ impl Images {
     pub fn holds(&self, image: Image, address: usize) -> bool {
         let known = match self.visibility {
             _ if image == Image::ZERO => &ZEROS,
-            // SAFETY: the image lies in a mapped segment.
+            // SAFETY: the image is in a mapped segment.
             Visibility::Mapped => unsafe { &*self.mapped(image.slot()).cast::<Page>() },
             Visibility::Hidden => return false,
         };
@@ -409,7 +409,7 @@ impl Images {
         let mut at = (gap + 1) & mask;
         while let Some(other) = self.index[at].checked_sub(1) {
             let home = self.bucket(self.slots[other as usize].hash);
-            // An entry may move into the gap unless its home lies cyclically behind the gap.
+            // An entry may move into the gap unless its home is cyclically behind the gap.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
                 self.index[gap] = self.index[at];
                 self.index[at] = 0;

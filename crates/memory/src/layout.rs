@@ -52,7 +52,7 @@ impl Mapping {
         Self { range: line.range, access: line.access, backing, name: (0, 0) }
     }
 
-    /// Returns whether its contents belong to this process alone, so that they can be tracked and put back.
+    /// Returns whether its contents belong to this process alone, so that they can be tracked and restored.
     pub fn is_private(&self) -> bool {
         !self.access.contains(Access::SHARED) && self.backing != Backing::Kernel
     }

@@ -23,7 +23,7 @@ impl<A: Allocator> Ranges<A> {
         Self(Vec::new_in(allocator))
     }
 
-    /// Adds a range that lies behind all others, or touches the last.
+    /// Adds a range that is behind all others, or touches the last.
     ///
     /// # Errors
     /// [`crate::Error::Memory`].

@@ -32,7 +32,7 @@ pub(crate) fn remap(mapping: &Mapping, path: &[u8]) -> Result<()> {
         Backing::Kernel => Ok(()),
         Backing::Anonymous if shared => Err(failed(Errno::NOENT)),
         Backing::Anonymous => {
-            // SAFETY: the state being put back has this mapping here; what is in its way does not belong to that state.
+            // SAFETY: the state being restored has this mapping here; what is in its way does not belong to that state.
             unsafe { mmap_anonymous(place, mapping.range.len(), protection, sharing | MapFlags::FIXED) }
                 .map(|_| ())
                 .map_err(failed)

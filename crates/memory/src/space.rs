@@ -1,8 +1,8 @@
-//! The memory of a process, or parts of it, that can be remembered and put back.
+//! The memory of a process, or parts of it, that can be remembered and restored.
 //!
 //! A [`Space`] has a *base*: for every page the image that it had when it was last looked at, and the mapping layout.
 //! To capture is to bring the base up to date with the pages written since; to restore is to bring those pages back to
-//! the base, or to another snapshot: then the pages in which the two differ are put back as well.
+//! the base, or to another snapshot: then the pages in which the two differ are restored as well.
 //!
 //! # Order of a restore
 //!
@@ -438,7 +438,7 @@ impl Space {
         let mut changed =
             target.is_some_and(|at| self.state(Some(at)).layout.mappings() != self.base.layout.mappings());
         if self.whole_process && process::program_break() != program_break {
-            // SAFETY: what lies behind the old break came after the capture.
+            // SAFETY: what is behind the old break came after the capture.
             unsafe { process::move_program_break(program_break)? };
             changed = true;
         }
@@ -519,7 +519,7 @@ fn protect(range: PageRange, access: Access) -> Result<()> {
     flags.set(MprotectFlags::READ, access.contains(Access::READ));
     flags.set(MprotectFlags::WRITE, access.contains(Access::WRITE));
     flags.set(MprotectFlags::EXEC, access.contains(Access::EXECUTE));
-    // SAFETY: either the protection that the state being put back has, or more for the time of a copy.
+    // SAFETY: either the protection that the state being restored has, or more for the time of a copy.
     unsafe { mprotect(pointer(range.start), range.len(), flags) }
         .map_err(|errno| orrery_sys::Error::new("mprotect", range.start, errno).into())
 }

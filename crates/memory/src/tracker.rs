@@ -84,7 +84,7 @@ impl Reference<'_> {
 pub enum Scan {
     /// Everything was looked at.
     Complete,
-    /// At this address lies memory that the tracker does not know: the layout changed.
+    /// At this address is memory that the tracker does not know: the layout changed.
     Strange(usize),
 }
 
@@ -117,7 +117,7 @@ pub trait Tracker: core::fmt::Debug {
     /// [`Error::System`], [`Error::Memory`].
     fn written(&mut self, reference: Reference<'_>, written: &mut Ranges) -> Result<Scan>;
 
-    /// Takes the present contents of `ranges` (in address order) as the reference. What lies in `spared` (likewise) and
+    /// Takes the present contents of `ranges` (in address order) as the reference. What is in `spared` (likewise) and
     /// was written still counts as written.
     ///
     /// # Errors

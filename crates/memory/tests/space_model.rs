@@ -268,7 +268,7 @@ impl Playground {
                     .is_ok();
                 for at in (page..page + pages).filter(|_| all) {
                     // Locked memory refuses, and then it is unknown which of the others were dropped.
-                    // SAFETY: the page lies in the playground, which only this test uses.
+                    // SAFETY: the page is in the playground, which only this test uses.
                     let one = unsafe { rustix::mm::madvise(self.pointer(at), PAGE, Advice::LinuxDontNeed) };
                     if whole || one.is_ok() {
                         let cell = self.model.get_mut(&at).unwrap();

@@ -22,14 +22,14 @@ pub(crate) const FAMILY: Family = Family {
         Row {
             name: "procmap_query",
             systems: &[System::Orc, System::Hijack],
-            purpose: "tells the mapping at an address without reading all of /proc/self/maps",
+            purpose: "finds the mapping at an address without reading all of /proc/self/maps",
             fallback: "the text of /proc/self/maps is read and parsed",
             probe: Probe::Child(procmap_query_probe),
         },
         Row {
             name: "perf_mmap_records",
             systems: &[System::LwcRollback],
-            purpose: "tells without a system call whether mappings were made or re-protected since last asked",
+            purpose: "reports without a system call whether mappings were made or re-protected since it was last asked",
             fallback: "/proc/self/maps is read and compared at every rollback (0.4 us a line)",
             probe: Probe::Child(perf_mmap_records),
         },

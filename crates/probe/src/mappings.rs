@@ -46,7 +46,7 @@ pub(crate) const FAMILY: Family = Family {
             name: "memfd_secret",
             systems: &[System::LwcContexts],
             purpose: "keeps a vault's secrets out of the kernel's own mappings and of every other process' reach",
-            fallback: "locked, undumpable memory in a process that nobody may trace",
+            fallback: "locked, undumpable memory in a process that no other process may trace",
             probe: Probe::Child(memfd_secret),
         },
         Row {
@@ -204,7 +204,7 @@ fn process_madvise(note: &mut Note) -> Verdict {
 
 fn page_zero(_: &mut Note) -> Verdict {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: nothing lies at address zero in this child, or else MAP_FIXED_NOREPLACE fails; nothing is accessed.
+    // SAFETY: nothing is at address zero in this child, or else MAP_FIXED_NOREPLACE fails; nothing is accessed.
     let zero = unsafe {
         mmap_anonymous(ptr::null_mut(), PAGE, access, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE)
     }

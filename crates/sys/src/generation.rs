@@ -1,7 +1,7 @@
 //! Tells a forked child from its parent without a system call.
 //!
 //! Handles live in memory, and fork(2) copies memory. A handle that is used in a forked child must notice that, and asking
-//! the kernel for the process ID costs 90 ns each time. So a number lies on a page that the kernel wipes in every child
+//! the kernel for the process ID costs 90 ns each time. So a number is on a page that the kernel wipes in every child
 //! (MADV_WIPEONFORK in madvise(2), Linux 4.14): a read tells.
 //!
 //! The state is process-wide, because fork(2) is.

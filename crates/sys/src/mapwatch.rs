@@ -24,7 +24,7 @@ const EXCLUDE_HV: u64 = 1 << 6;
 const RECORD_MMAP: u64 = 1 << 8;
 const RECORD_TASK: u64 = 1 << 13;
 const RECORD_MMAP_DATA: u64 = 1 << 17;
-/// Where `data_head` and `data_tail` lie in the ring's first page (`struct perf_event_mmap_page`).
+/// Where `data_head` and `data_tail` are in the ring's first page (`struct perf_event_mmap_page`).
 const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
 
@@ -123,7 +123,7 @@ impl MapWatch {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: both words lie in the ring's first page, which stays mapped while the watch lives, are aligned, and
+        // SAFETY: both words are in the ring's first page, which stays mapped while the watch lives, are aligned, and
         // are meant to be accessed atomically by both sides.
         unsafe { AtomicU64::from_ptr(self.ring.add(offset / size_of::<u64>())) }
     }

@@ -59,7 +59,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Where it lies.
+    /// Where it is.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "user addresses fit usize on the 64-bit targets we build for"

@@ -1,4 +1,4 @@
-//! MariaDB as it runs in a guest: out of a folder, without anything of this host's configuration, and small.
+//! MariaDB as it runs in a guest: out of a directory, without anything of this host's configuration, and small.
 
 /// The server and its options; its data are in `/data/db`.
 pub const SERVER: [&str; 17] = [
@@ -24,7 +24,7 @@ pub const SERVER: [&str; 17] = [
 /// What the server reads besides, under the same names here and there.
 pub const FILES: [&str; 2] = ["/usr/share/mysql/english/errmsg.sys", "/usr/share/mysql/charsets/Index.xml"];
 
-/// Options of `mariadb-install-db`, for data that the server likes; the folder is to be added.
+/// Options of `mariadb-install-db`, for data that the server likes; the directory is to be added.
 pub const INSTALL: [&str; 6] = [
     "--no-defaults",
     "--user=root",

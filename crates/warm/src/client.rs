@@ -158,7 +158,7 @@ impl Client {
         }
     }
 
-    /// Has the server replace its workers by new ones, which import everything anew, and waits until they are ready.
+    /// Has the server replace its workers by new ones, which import everything again, and waits until they are ready.
     /// What has begun, and what is queued, is finished by the former workers; no request is refused for a reload.
     ///
     /// # Errors

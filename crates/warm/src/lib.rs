@@ -31,7 +31,7 @@
 //! - Modules that the server imported are in `sys.modules` from the start, and what they looked at when they were imported
 //!   was the server's surroundings.
 //! - The seed of `hash()` for strings is that of the worker, the same for all its scripts. Generators of random numbers
-//!   that were seeded before are seeded anew for every request: `random`, `numpy.random`, OpenSSL's. A library with a
+//!   that were seeded before are seeded again for every request: `random`, `numpy.random`, OpenSSL's. A library with a
 //!   generator of its own that is seeded at import repeats itself.
 //! - The process is the worker: its id, parent, session, limits, priority and users are the server's. Processes that a
 //!   script leaves behind are killed, where `python3` would leave them.

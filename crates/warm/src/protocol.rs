@@ -162,7 +162,7 @@ pub enum Question {
     Fate(RequestId),
     /// How is the server?
     Health,
-    /// Replace the workers by new ones, which import everything anew.
+    /// Replace the workers by new ones, which import everything again.
     Reload,
 }
 

@@ -1,4 +1,4 @@
-//! `orrery warm reload` and `--watch`: modules are imported anew, and no request is refused, lost or run twice for it.
+//! `orrery warm reload` and `--watch`: modules are imported again, and no request is refused, lost or run twice for it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
@@ -111,7 +111,7 @@ fn a_reload_refuses_and_loses_no_request() {
                 });
             }
             for value in 1..=4 {
-                // Python compiles a file anew where its size, or the second of its change, is another.
+                // Python compiles a file again where its size, or the second of its change, is another.
                 write(directory.path(), &format!("VALUE = {}", "4".repeat(value)));
                 let reload = ran(&mut server.orrery(&["reload"]), b"");
                 if !reload.status.success() {

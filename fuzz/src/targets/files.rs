@@ -1,4 +1,4 @@
-//! Files, and what lies in memory.
+//! Files, and what is in memory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -84,7 +84,7 @@ pub(super) fn ext4_block(input: &[u8]) {
     orrery_kimage::fuzzing::ext4_block(input);
 }
 
-/// A directory of two names, and a block with an attribute, whose value lies at its end.
+/// A directory of two names, and a block with an attribute, whose value is at its end.
 pub(super) fn ext4_blocks() -> Vec<Vec<u8>> {
     let entry = |number: u32, length: u16, name: &[u8]| {
         let mut bytes = number.to_le_bytes().to_vec();

@@ -68,7 +68,7 @@ int vault_policy(const char *list) {
     return good;
 }
 
-/* The program in the folder above that of this module; under the lock. */
+/* The program in the directory above that of this module; under the lock. */
 static const char *find_program(void) {
     Dl_info module;
     if (program || !dladdr((void *)find_program, &module) || !module.dli_fname)
@@ -172,7 +172,7 @@ struct vault_key *vault_key_read(const char *path, EVP_PKEY **public) {
     OPENSSL_free(header);
     OPENSSL_free(data);
     if (!good)
-        vault_key_complain("%s is not a reference to a key in a vault: make it anew (orrery vault wrap KEY)",
+        vault_key_complain("%s is not a reference to a key in a vault: make it again (orrery vault wrap KEY)",
                            path);
     struct orrery_vault *with = good ? vault_other_than(NULL) : NULL;
     if (with && load(with, key))

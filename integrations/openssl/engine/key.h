@@ -20,7 +20,7 @@ void vault_key_free(struct vault_key *key);
 ssize_t vault_key_call(const struct vault_key *key, struct call_request *call, const void *data,
                        size_t length, void *answer, size_t room);
 
-/* Names the vault's program; the default is the one in the folder above this module. */
+/* Names the vault's program; the default is the one in the directory above this module. */
 int vault_program(const char *path);
 /* Sets the policy of vaults that are started from now on (policy.h); 0 with an error raised where it is none. */
 int vault_policy(const char *list);

@@ -15,7 +15,7 @@ extern void *__dso_handle;
 
 extern int __cxa_atexit(void (*function)(void *), void *argument, void *library);
 
-/* The thread-local variables of one thread in one instance. They lie behind it. */
+/* The thread-local variables of one thread in one instance. They are behind it. */
 struct orrery_cls_block {
     struct orrery_cls_block *next_of_thread;
     struct orrery_cls_block *next_of_instance;

@@ -76,7 +76,7 @@ pub struct Update {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Allocator {
-    /// Where its memory lies.
+    /// Where its memory is.
     pub start: *mut c_void,
     /// How much that is.
     pub length: usize,

@@ -1,7 +1,7 @@
 //! Areas, and memory in them.
 //!
 //! C gives memory back without saying how much it was, so each block has a head before it, in the area: its size, its
-//! alignment, and a seal that is only right at that address. It is broken when the block is given back.
+//! alignment, and a seal that is only right at that address. It is broken when the block is returned.
 
 use core::alloc::Layout;
 use core::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ pub struct Options {
     pub mode: c_int,
     /// Up to which it can grow.
     pub capacity: usize,
-    /// Where it is to lie.
+    /// Where it is to be.
     pub address: *mut c_void,
 }
 
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn orrery_area_free(area: *mut Handle<Area>, memory: *mut 
 }
 
 fn foreign(memory: *mut c_void) -> Refused {
-    refuse(libc::EINVAL, &format!("there is no block of this area at {memory:p}, or it was given back"))
+    refuse(libc::EINVAL, &format!("there is no block of this area at {memory:p}, or it was freed"))
 }
 
 /// Implements `orrery_area_contains`.

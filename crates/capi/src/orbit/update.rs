@@ -33,7 +33,7 @@ enum Inside {
 struct Arrived {
     update: Update,
     list: Vec<CRecord>,
-    /// What the list's arguments lie in.
+    /// What the list's arguments are in.
     _words: Vec<Box<[c_ulong]>>,
 }
 
@@ -321,7 +321,7 @@ impl Arrived {
             // What is not known here is shown as data without bytes.
             _ => CRecord { kind: DATA, ..empty },
         };
-        // The records' bytes stay where they are when the update moves: they lie on the heap.
+        // The records' bytes stay where they are when the update moves: they are on the heap.
         let list = update.records().map(record).collect();
         Self { update, list, _words: words }
     }

@@ -1,6 +1,6 @@
 /*
  * How the authors' ports use their library: Redis' slow log and RDB, nginx's WebDAV handler, MySQL's deadlock detector. Calls
- * name one pool; scratches and configurations lie in others, made before the orbit, some at fixed addresses.
+ * name one pool; scratches and configurations are in others, made before the orbit, some at fixed addresses.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -34,7 +34,7 @@ static void orbits(void) {
     struct newer_orbit_options options;
     memset(&options, 0, sizeof options);
 
-    /* Older: it knows the size and the restart policy; what lies behind them is not read. */
+    /* Older: it knows the size and the restart policy; what is behind them is not read. */
     options.known.size = offsetof(struct orrery_orbit_options, when_full);
     options.known.when_full = 99;
     struct orrery_orbit *orbit = orbit_with(&options);

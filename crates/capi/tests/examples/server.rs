@@ -14,7 +14,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it in a folder, where its socket and its dump are.
+    /// Starts it in a directory, where its socket and its dump are.
     pub fn start(program: &Path, folder: &Path, tracker: &str, options: &[&str]) -> Self {
         let socket = folder.join("socket");
         let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();

@@ -1,4 +1,4 @@
-/* Every function of orrery/object.h, with a store in the folder that is named first. */
+/* Every function of orrery/object.h, with a store in the directory that is named first. */
 #include <errno.h>
 #include <orrery/object.h>
 #include <stdio.h>

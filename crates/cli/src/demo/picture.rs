@@ -62,7 +62,7 @@ pub(super) struct Span {
     pub(super) to: f64,
 }
 
-/// Returns spans one below the other, each where it lies in time.
+/// Returns spans one below the other, each where it is in time.
 pub(super) fn timeline(spans: &[Span]) -> String {
     let begin = spans.iter().map(|span| span.from).fold(f64::MAX, f64::min);
     let whole = (spans.iter().map(|span| span.to).fold(begin, f64::max) - begin).max(f64::MIN_POSITIVE);

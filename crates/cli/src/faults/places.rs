@@ -37,13 +37,13 @@ pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(O
     Ok((outcome, places))
 }
 
-/// What ends stays for a moment: until then it can be asked what lies where.
+/// What ends stays for a moment: until then it can be asked what is where.
 pub(crate) fn stay() -> anyhow::Result<Policy> {
     const STAY: &str = "[[rule]]\ncall = ['exit_group', 'execve']\ndelay = '20ms'\n";
     Policy::parse(STAY, "built in").context("the policy for what ends")
 }
 
-/// What lies where in the process of a thread; empty where it has ended.
+/// What is where in the process of a thread; empty where it has ended.
 pub(crate) fn maps(thread: u32) -> Vec<u8> {
     fs::read(format!("/proc/{thread}/maps")).unwrap_or_default()
 }

@@ -73,7 +73,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Has this process, and so all that it runs, lie at the same addresses each time; and leave no cores behind.
+/// Gives this process, and so all that it runs, the same addresses each time, and turns core dumps off.
 pub(super) fn prepare() -> anyhow::Result<()> {
     // SAFETY: changes settings of this process that only what it executes notices.
     unsafe {
@@ -99,7 +99,7 @@ struct Silence {
 impl Silence {
     fn begin() -> io::Result<Self> {
         let mut saved = [-1; 3];
-        // SAFETY: duplicates descriptors of this process, which are put back on drop.
+        // SAFETY: duplicates descriptors of this process, which are restored on drop.
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
             if null < 0 {

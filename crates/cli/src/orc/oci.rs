@@ -42,7 +42,7 @@ pub(super) struct Arguments {
     /// Share all files of containers instead, by trees as `orrery orc rootfs` makes them: for every program, without an auditor
     #[arg(long)]
     rootfs: bool,
-    /// The directory of the contents of such trees; the trees lie beside it [default: /var/lib/orrery/content]
+    /// The directory of the contents of such trees; the trees are beside it [default: /var/lib/orrery/content]
     #[arg(long, value_name = "DIR", default_value = CONTENT, hide_default_value = true)]
     content: PathBuf,
     /// What the engine tells the runtime

@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     /// Share even where system calls are filtered (seccomp): for filters that allow sockets, as those of containers do
     #[arg(long)]
     filtered: bool,
-    /// Leave all libraries at the addresses that the kernel chooses, anew for each process; relocated data are then not shared
+    /// Leave all libraries at the addresses that the kernel chooses, again for each process; relocated data are then not shared
     #[arg(long)]
     random_places: bool,
     /// Print the variables that make programs share, for `docker run --env-file`, and run nothing

@@ -14,7 +14,7 @@ use orrery_orc_store::{
 
 /// Run the store: hold one copy of every object that programs register, until the end is asked for (SIGINT, SIGTERM).
 ///
-/// Two processes do it. Each starts the other anew when it dies; programs notice nothing.
+/// Two processes do it. Each starts the other again when it dies; programs notice nothing.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// The directory for the socket; programs find it as ORRERY_ORC [default: /run/orrery/orc, or
@@ -125,7 +125,7 @@ fn stop() -> Result<PipeReader> {
     Ok(reader)
 }
 
-/// Where objects on disk are to lie, if anywhere.
+/// Where objects on disk are to be, if anywhere.
 fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
     let Some(directory) = &arguments.disk else { return Ok(None) };
     let directory = std::path::absolute(directory).context("find the disk's directory")?;

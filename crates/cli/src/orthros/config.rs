@@ -91,7 +91,7 @@ pub(super) struct Wanted {
     pub(super) restart: Restart,
 }
 
-/// When a service that has exited is started anew, in the words of systemd.service(5).
+/// When a service that has exited is started again, in the words of systemd.service(5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Restart {
@@ -105,7 +105,7 @@ pub(super) enum Restart {
 }
 
 impl Restart {
-    /// Returns whether a service that has exited in this way is started anew.
+    /// Returns whether a service that has exited in this way is started again.
     pub(super) fn applies(self, exit: &ServiceExit) -> bool {
         match self {
             Self::No => false,

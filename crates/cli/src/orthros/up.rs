@@ -192,7 +192,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 }
                 pair.restart()?;
                 exits.restarted();
-                story.tell("restarted", None, "the service runs anew")?;
+                story.tell("restarted", None, "the service was started again")?;
                 due = stand_by(&mut pair, &story)?;
                 report = pair.lost_backups().len();
                 continue;
@@ -272,7 +272,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// The exits of a service, and how often it was started anew.
+/// The exits of a service, and how often it was started again.
 struct Exits {
     last: Option<ServiceExit>,
     started: Instant,

@@ -2,7 +2,7 @@
 //!
 //! Two of them look at each call then. The executive, in the program's own address space, is the fast path: what it denies
 //! costs a jump. But a program can call past it. So the program, its executive and its supervisor all run under a guard: a
-//! filter in the kernel, and a monitor that nobody among them can reach, which decides anew about all that is security
+//! filter in the kernel, and a monitor that nobody among them can reach, which decides again about all that is security
 //! relevant. Here a policy's rules become the monitor's; which ones can, and which cannot, is told by `--check`.
 //!
 //! Each rule acts in one place. What the monitor rewrites and redirects, the executive leaves alone; what it answers, both answer.
@@ -169,7 +169,7 @@ fn holdable(rule: RuleView<'_>, call: &str) -> Result<(), String> {
     }
     let conditional = rule.paths().next().is_some() || rule.has_address();
     match rule.effect() {
-        Effect::None => Err("it only waits or tells".to_owned()),
+        Effect::None => Err("it only waits or reports".to_owned()),
         Effect::Short => Err("how much is transferred is no boundary".to_owned()),
         Effect::Redirect if call != "connect" => Err("only connections are redirected".to_owned()),
         Effect::Rewrite if call.starts_with("execve") => {

@@ -173,7 +173,7 @@ impl View {
         let identity = Entry::Item(item).identity();
         let same = before.items.iter().find(|other| Entry::Item(other).identity() == identity)?;
         let difference = figure.value.to_f64() - figures(same)?.get(figure.name)?.to_f64();
-        // A server that was started anew counts from zero.
+        // A server that was started again counts from zero.
         Some(difference / seconds).filter(|rate| *rate >= 0.0)
     }
 }

@@ -1,5 +1,5 @@
 /*
- * What a program under guard might try. Each attack is named on the command line, with the folder in which it may work
+ * What a program under guard might try. Each attack is named on the command line, with the directory in which it may work
  * and the secret that it must not get. Prints "held" where it got nothing, and what it got otherwise.
  */
 #define _GNU_SOURCE
@@ -243,7 +243,7 @@ static void around(void) {
     must_fail(syscall(SYS_open | 0x40000000, secret, O_RDONLY), "an x32 call");
 #ifdef __x86_64__
     {
-        /* The 32-bit interface: open is 5, and the path must lie low. */
+        /* The 32-bit interface: open is 5, and the path must be low. */
         char *low = mmap((void *)0x10000000, 4096, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         long result;

@@ -1,5 +1,5 @@
 /*
- * What attackers have in common: a folder to work in, a file that they must not get, and how they tell what they got.
+ * What attackers have in common: a directory to work in, a file that they must not get, and how they tell what they got.
  *
  * Each includes this once, and ends with a table of attacks, by name.
  */

@@ -1,6 +1,6 @@
 /*
  * What hostile code might try under `orrery run --enforce`: it knows that an executive sits in its address space, and fights that
- * first. Each attack is named on the command line, with a folder to work in and a file that the policy denies. Prints "held"
+ * first. Each attack is named on the command line, with a directory to work in and a file that the policy denies. Prints "held"
  * where it got nothing, and what it got otherwise.
  */
 #define _GNU_SOURCE
@@ -157,7 +157,7 @@ static int open_from(uintptr_t instruction, const char *path) {
     return fcntl(next, F_GETFD) < 0 ? -1 : next;
 }
 
-/* Whether a descriptor is one of the folder to work in; closes it. */
+/* Whether a descriptor is one of the directory to work in; closes it. */
 static int is_work(int fd) {
     struct stat found, expected;
     int same = fd >= 0 && fstat(fd, &found) == 0 && stat(work, &expected) == 0 &&

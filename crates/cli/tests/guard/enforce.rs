@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::scene::{built, exists, is_superuser, text};
 
-/// A folder to work in, a file that the policy hides, one that it exchanges, and the policy.
+/// A directory to work in, a file that the policy hides, one that it exchanges, and the policy.
 struct Stage {
     base: PathBuf,
     _root: TempDir,

@@ -49,7 +49,7 @@ fn held(user: User, options: &[&str]) {
         return orrery_testing::skipped!("only the superuser becomes somebody without rights");
     }
     let program = built("escape").to_str().unwrap();
-    // What lies above of what the kernel is told by is listed; none of it is by name.
+    // What is above of what the kernel is told by is listed; none of it is by name.
     let scene = Scene::new(&format!("execute = [\"{program}\"]\n"));
     scene.change(|policy| {
         policy
@@ -135,7 +135,7 @@ print(attempt(os.setpriority, os.PRIO_PROCESS, 0, -1), attempt(os.chown, '.', 1,
     );
 }
 
-/// Settings and devices are written where the policy names them, and not because of what lies above.
+/// Settings and devices are written where the policy names them, and not because of what is above.
 #[test]
 fn the_systems_own_files_have_to_be_named() {
     if !is_superuser() {

@@ -31,7 +31,7 @@ impl School {
         self.guard(option).args(["--", "sh", "-ec", script]).output().unwrap()
     }
 
-    /// An empty folder, and in it what `before` makes.
+    /// An empty directory, and in it what `before` makes.
     fn prepare(&self, before: &str) {
         let _ = fs::remove_dir_all(&self.scene.work);
         fs::create_dir(&self.scene.work).unwrap();

@@ -1,4 +1,4 @@
-//! Where the tests play: folders, policies, programs.
+//! Where the tests play: directories, policies, programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ impl User {
     pub(crate) const ALL: [Self; 2] = [Self::Current, Self::Nobody];
 }
 
-/// A folder to work in, one with a secret, and a policy.
+/// A directory to work in, one with a secret, and a policy.
 pub(crate) struct Scene {
     _root: TempDir,
     pub(crate) work: PathBuf,
@@ -106,7 +106,7 @@ impl Scene {
         Some(command.process_group(0).output().unwrap())
     }
 
-    /// The shell's output, without guard and with it, in folders of the same name and content.
+    /// The shell's output, without guard and with it, in directories of the same name and content.
     pub(crate) fn same(&self, script: &str) {
         let run = |command: &mut Command| {
             let _ = fs::remove_dir_all(&self.work);
@@ -137,7 +137,7 @@ pub(crate) fn exists(program: &str) -> bool {
 /// The programs that were built, each with its directory.
 static BUILT: Mutex<BTreeMap<&str, (TempDir, &Path)>> = Mutex::new(BTreeMap::new());
 
-/// Returns a program, built once from its source beside these tests. It lies where other users can be let in, until these tests end.
+/// Returns a program, built once from its source beside these tests. It is where other users can be let in, until these tests end.
 pub(crate) fn built(name: &'static str) -> &'static Path {
     let mut built = BUILT.lock().unwrap();
     if built.is_empty() {

@@ -48,7 +48,7 @@ fn what_is_read_only_stays_as_it_is() {
         };
         let done = text(&output.stdout);
         let allowed = ["write stub", "write way/free", "config", "cat there/config"];
-        // What is moved there would be a file, of which nothing lies beneath.
+        // What is moved there would be a file, of which nothing is beneath.
         let lines: Vec<_> = done.lines().filter(|line| !line.starts_with("mv stub")).collect();
         assert_eq!(lines, allowed, "{user:?}: {output:?}");
         assert_eq!(fs::read_to_string(there.join("config")).unwrap(), "config\n");

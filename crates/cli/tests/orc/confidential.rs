@@ -31,7 +31,7 @@ pub(crate) fn as_user<T: Send + 'static>(uid: u32, act: impl FnOnce() -> T + Sen
     thread.join().unwrap()
 }
 
-/// All that lies below a directory, with it, as far as who asks may list it.
+/// All that is below a directory, with it, as far as who asks may list it.
 fn below(directory: &Path, into: &mut Vec<PathBuf>) {
     into.push(directory.to_owned());
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -79,7 +79,7 @@ impl House {
 
     /// What everybody may open.
     fn is_public(&self, path: &Path) -> bool {
-        // The auditor lies there, once more for each name that loaders have for its directory.
+        // The auditor is there, once more for each name that loaders have for its directory.
         let auditors = ["lib", "lib32", "lib64"].map(|name| self.store.path().join(name));
         [self.store.path(), self.room.path(), &self.store.path().join("liborrery-orc.so")].contains(&path)
             || auditors.iter().any(|directory| path.starts_with(directory))

@@ -59,7 +59,7 @@ fn files_that_are_never_read_hold_up_nobody_else() {
             return;
         }
     };
-    // An overlay is local by its name, whatever lies below it.
+    // An overlay is local by its name, whatever is below it.
     let overlay = match Overlay::mount(&[&stuck, &lower], &merged) {
         Ok(overlay) => overlay,
         Err(error) => {

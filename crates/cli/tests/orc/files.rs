@@ -275,7 +275,7 @@ fn of_a_large_object_what_is_mapped_stays_in_memory_and_little_else() {
         // SAFETY: within the mapping, of an object that nobody can cut short.
         std::hint::black_box(unsafe { start.add(place).read_volatile() });
     }
-    // What one fault maps, for each of them, lies in one or two portions.
+    // What one fault maps, for each of them, is in one or two portions.
     let most = touched.len() as u64 * 2 * (64 << 10);
     let resident = || client.report().unwrap().objects[0].resident;
     crate::eventually("the rest goes", || (1..=most).contains(&resident()));

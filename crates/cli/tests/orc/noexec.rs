@@ -1,4 +1,4 @@
-//! Stores whose directory lies where no code can be run from, as `/run` does on many machines.
+//! Stores whose directory is where no code can be run from, as `/run` does on many machines.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;

@@ -50,7 +50,7 @@ fn text_relocations_stay_and_the_other_code_is_shared() {
             rows.iter().filter(|row| row.name.contains("libaddress.so") && row.access == "r-xp").collect();
         assert!(code.iter().any(|row| row.name.contains("orc:libaddress.so")), "{code:#?}");
         assert!(code.iter().any(|row| row.reason.starts_with(CHANGED)), "{code:#?}");
-        // One page has the address, or two where it lies across their border.
+        // One page has the address, or two where it is across their border.
         let own: u64 = code.iter().map(|row| row.anonymous).sum();
         assert!((4096..=8192).contains(&own), "{code:#?}");
     }

@@ -1,4 +1,4 @@
-//! Relocated data of libraries, which lie in the same place in every program.
+//! Relocated data of libraries, which are in the same place in every program.
 
 use std::fs;
 use std::path::Path;
@@ -71,7 +71,7 @@ fn relocated_data_are_in_memory_once() {
     assert_eq!(code(one.pid()), code(two.pid()), "the same place");
     let (first, second) = (relocated(one.pid()), relocated(two.pid()));
     assert!(!first.is_empty() && first.iter().all(|line| line.access == "r--p"), "{first:?}");
-    // Pages with pointers to what lies elsewhere are each one's own; the others are the same.
+    // Pages with pointers to what is elsewhere are each one's own; the others are the same.
     let begins = |line: &Line| (line.range.split('-').next().map(str::to_owned), line.inode.clone());
     let shared: Vec<_> = second.iter().map(begins).collect();
     assert!(first.iter().map(begins).any(|begin| shared.contains(&begin)), "{first:?} {second:?}");
@@ -86,7 +86,7 @@ fn relocated_data_are_in_memory_once() {
     let mut three = Python::start(&store);
     assert!(load(&mut three));
     assert_eq!(code(three.pid()).unwrap().range, place);
-    // So does one that is started anew, with the same secret.
+    // So does one that is started again, with the same secret.
     let directory = store.path().to_owned();
     drop(three);
     let secret = fs::read(crate::secret(&directory)).unwrap();
@@ -125,7 +125,7 @@ fn nothing_is_left_of_making_room() {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     };
     assert!(size(python.pid()) < 4 << 20, "KiB; the room took more");
-    // Unloaded and loaded again, with something else loaded in between, it lies where it lay.
+    // Unloaded and loaded again, with something else loaded in between, it is where it lay.
     let mut python = Python::start(&store);
     python.ask("import ctypes, _ctypes; print(1)");
     let mut seen = Vec::new();
@@ -237,7 +237,7 @@ fn libraries_that_look_alike_are_told_apart_by_their_bytes() {
         assert!(!relocated(again.pid()).is_empty() || relocated(of_one.pid()).is_empty());
         assert_eq!(start(&[two]).0, 2);
     }
-    // In one program one of them lies elsewhere.
+    // In one program one of them is elsewhere.
     for (both, expected) in [([one, two], 12), ([two, one], 21)] {
         let (number, guest) = start(&both);
         assert_eq!(number, expected);

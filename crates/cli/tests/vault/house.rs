@@ -37,7 +37,7 @@ pub(crate) struct Key {
     pub(crate) certificate: String,
 }
 
-/// A folder of one test's own, with a configuration of OpenSSL, and a vault's program that no other test runs.
+/// A directory of one test's own, with a configuration of OpenSSL, and a vault's program that no other test runs.
 pub(crate) struct House {
     folder: TempDir,
 }
@@ -558,7 +558,7 @@ pub(crate) fn let_all_write(folder: &Path) {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
 }
 
-/// What of a key nobody else may have, as it may lie in memory: numbers in either order of bytes, lines of the PEM.
+/// What of a key nobody else may have, as it may be in memory: numbers in either order of bytes, lines of the PEM.
 pub(crate) fn secrets_of(key: &Key) -> Vec<(String, Vec<u8>)> {
     let pem = fs::read(&key.private).unwrap();
     let private = PKey::private_key_from_pem(&pem).unwrap();

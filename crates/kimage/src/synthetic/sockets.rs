@@ -3,7 +3,7 @@
 use super::{DIRECT, Machine, Maker, SIZE};
 use crate::types::TableEntry;
 
-/// A socket's structures lie at one address, each behind those that it extends.
+/// A socket's structures are at one address, each behind those that it extends.
 const SOCK: u64 = 512;
 /// Room for the linear part of a packet; its `skb_shared_info` comes behind it.
 const LINEAR: u64 = 256;

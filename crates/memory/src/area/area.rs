@@ -33,7 +33,7 @@ pub struct AreaOptions {
     /// stretch of addresses, or a 256th of it once that is half of the arena or less. So of such areas some thousand
     /// find room.
     pub capacity: usize,
-    /// Where it is to lie, page aligned; anywhere if `None`. At an address outside of the arena it cannot grow beyond
+    /// Where it is to be, page aligned; anywhere if `None`. At an address outside of the arena it cannot grow beyond
     /// what was free there.
     pub address: Option<usize>,
 }
@@ -176,7 +176,7 @@ impl Area {
         }
     }
 
-    /// Frees all blocks at once. Nothing of it is in use then, and it may be used anew, as raw memory too.
+    /// Frees all blocks at once. Nothing of it is in use then, and it may be used again, as raw memory too.
     ///
     /// # Errors
     /// [`Error::InOrbit`].
@@ -239,7 +239,7 @@ impl Area {
         self.0.heap.lock().blocks()
     }
 
-    /// Returns whether the `len` bytes at `address`, which may lie anywhere, are all in one block that is in use, whose
+    /// Returns whether the `len` bytes at `address`, which may be anywhere, are all in one block that is in use, whose
     /// size is rounded up to eight bytes, or in what is in use of raw memory. The allocator's own words are in no
     /// block.
     pub fn in_use(&self, address: usize, len: usize) -> bool {
@@ -482,7 +482,7 @@ impl Inner {
     }
 }
 
-/// Finds a place for an area: where it lies, and where in the mirrors.
+/// Finds a place for an area: where it is, and where in the mirrors.
 fn place(
     arena: &'static AreaArena,
     capacity: usize,

@@ -4,7 +4,7 @@
 //! both sides. Reserved means `PROT_NONE` without accounting: it costs a line in `/proc/self/maps`. Spans are cut from
 //! it for areas ([`super::pageset::GROUP`] pages and multiples) and come back when the area goes.
 //!
-//! An area at an address that its user chose lies elsewhere, but has a span here all the same: the span's place in the
+//! An area at an address that its user chose is elsewhere, but has a span here all the same: the span's place in the
 //! arena is the area's place in every mirror.
 
 use core::sync::atomic::{AtomicBool, Ordering};

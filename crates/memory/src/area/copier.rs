@@ -89,7 +89,7 @@ pub(super) struct Copier {
 }
 
 impl Copier {
-    /// Forks one that does `jobs` on areas, most of which lie in `arena`, writing to `file`, and then a 1 at byte `sign` of `signs`.
+    /// Forks one that does `jobs` on areas, most of which are in `arena`, writing to `file`, and then a 1 at byte `sign` of `signs`.
     pub(super) fn spawn(
         jobs: Jobs,
         arena: PageRange,

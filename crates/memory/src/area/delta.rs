@@ -1,10 +1,10 @@
 //! Deltas: the pages of a queued call, kept until the orbit comes to it.
 //!
 //! Copies wait in *frames*, the pages of a second memory file that main writes and the orbit can only read. The list of
-//! a delta (which page of the mirror gets which frame) lies in frames as well, so that a queue slot carries two numbers
+//! a delta (which page of the mirror gets which frame) is in frames as well, so that a queue slot carries two numbers
 //! ([`DeltaRef`]) of what the call dirtied.
 //!
-//! Frame 0 is the *board*: what an orbit has to know beyond the pages of its calls, namely which areas lie outside of
+//! Frame 0 is the *board*: what an orbit has to know beyond the pages of its calls, namely which areas are outside of
 //! the arena.
 
 use core::ffi::c_void;
@@ -336,7 +336,7 @@ pub(super) struct Board {
     outsiders: [[AtomicU64; 3]; OUTSIDERS],
 }
 
-/// An area outside of the arena: where it lies, its place in the mirror, its size; all in bytes.
+/// An area outside of the arena: where it is, its place in the mirror, its size; all in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outsider {
     pub(super) start: usize,
@@ -345,7 +345,7 @@ pub(super) struct Outsider {
 }
 
 impl Board {
-    /// Returns how many areas lie outside.
+    /// Returns how many areas are outside.
     pub(super) fn count(&self) -> usize {
         (self.count.load(Ordering::Acquire) as usize).min(OUTSIDERS)
     }

@@ -39,7 +39,7 @@ pub enum Error {
          capacity)"
     )]
     AreaFull {
-        /// Where the area lies.
+        /// Where the area is.
         base: usize,
         /// How much was asked for.
         bytes: usize,
@@ -67,7 +67,7 @@ pub enum Error {
     /// Raw memory and an allocator in one area.
     #[error("the area at {base:#x} is used {used}: use another area for this")]
     Use {
-        /// Where the area lies.
+        /// Where the area is.
         base: usize,
         /// How it is used.
         used: &'static str,

@@ -86,7 +86,7 @@ fn add(list: &mut Vec<Weak<dyn ForkLocks>>, new: Weak<dyn ForkLocks>) {
     list.push(new);
 }
 
-/// Returns the registered area that `address` lies in.
+/// Returns the registered area that `address` is in.
 pub(super) fn area_at(address: usize) -> Option<Arc<dyn ForkLocks>> {
     areas().into_iter().find(|area| area.memory().is_some_and(|range| range.contains(address)))
 }

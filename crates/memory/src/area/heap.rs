@@ -148,7 +148,7 @@ impl Heap {
         Some(block)
     }
 
-    /// Forgets freed blocks in whose memory another one lies now.
+    /// Forgets freed blocks in whose memory another one is now.
     fn used_again(&mut self, block: NonNull<u8>, len: usize) {
         if !self.freed.is_empty() {
             let (start, end) = (block.addr().get(), block.addr().get() + len);
@@ -169,7 +169,7 @@ impl Heap {
         (address < freed.start + freed.len).then_some(*freed)
     }
 
-    /// Returns whether `bytes`, which may lie anywhere, are all in blocks that are in use; tags lie between blocks, so
+    /// Returns whether `bytes`, which may be anywhere, are all in blocks that are in use; tags are between blocks, so
     /// then they are in one.
     pub(super) fn all_live(&self, bytes: Range<usize>) -> bool {
         self.live.all_live(bytes)
@@ -227,18 +227,18 @@ fn zero(block: NonNull<u8>, len: usize) {
         ((start + len) & !(PAGE - 1)).max(start.next_multiple_of(PAGE)),
     );
     if len >= LARGE {
-        // SAFETY: the pages lie inside a block that nobody uses yet; dropped private memory reads as zeros.
+        // SAFETY: the pages are inside a block that nobody uses yet; dropped private memory reads as zeros.
         let dropped = unsafe {
             madvise(core::ptr::with_exposed_provenance_mut(whole.start), whole.len(), Advice::LinuxDontNeed)
         };
         if dropped.is_ok() {
-            // SAFETY: both ends lie inside the block.
+            // SAFETY: both ends are inside the block.
             unsafe {
                 block.write_bytes(0, whole.start - start);
                 block.add(whole.end - start).write_bytes(0, start + len - whole.end);
             }
             for page in (whole.start..whole.end).step_by(CHUNK) {
-                // SAFETY: the page lies inside the block.
+                // SAFETY: the page is inside the block.
                 unsafe { core::ptr::with_exposed_provenance_mut::<u8>(page).write_volatile(0) };
             }
             return;

@@ -1,6 +1,6 @@
-//! Which bytes of an area lie in blocks that are in use.
+//! Which bytes of an area are in blocks that are in use.
 //!
-//! The map lies outside of the area, so nothing that is written into the area changes it. It answers for an address and
+//! The map is outside of the area, so nothing that is written into the area changes it. It answers for an address and
 //! a length that another process chose whether writing there could reach the allocator's own words: the tags between
 //! blocks and the links in free ones.
 
@@ -44,7 +44,7 @@ impl LiveMap {
         }
     }
 
-    /// Returns whether all of `bytes`, which may lie anywhere, are in blocks.
+    /// Returns whether all of `bytes`, which may be anywhere, are in blocks.
     pub(super) fn all_live(&self, bytes: Range<usize>) -> bool {
         bytes.start >= self.start
             && bytes.end <= self.start + self.words.len() * UNIT * BITS

@@ -87,7 +87,7 @@ struct State {
     runs: Vec<Run>,
     jobs: Vec<Job>,
     list: Vec<Entry>,
-    /// Captured deltas that are neither released nor given back.
+    /// Captured deltas that are neither released nor returned.
     outstanding: usize,
     sequence: u64,
 }
@@ -323,7 +323,7 @@ enum Way {
 }
 
 impl Mode {
-    /// Returns whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
+    /// Returns whether a copier is worth its fork for `dirty` pages that are within `extent` pages.
     ///
     /// A copy takes main 0.4 us for each page. A fork takes 70 us and 0.022 us for each page that comes along, and then
     /// a page fault of main's takes 1.7 us more while the copier is at work.

@@ -130,7 +130,7 @@ impl View {
             return Err(bad);
         }
         for index in 0..delta.entries {
-            // SAFETY: the list lies within the frames, which are mapped.
+            // SAFETY: the list is within the frames, which are mapped.
             let entry = unsafe { delta.entry(self.frames, index) };
             if entry.frame == WAIT {
                 self.wait(delta, index)?;
@@ -241,7 +241,7 @@ impl View {
     /// Maps areas outside of the arena that main has made known. Those that are gone stay mapped until others take their
     /// places.
     fn look_outside(&mut self) -> Result<(), Error> {
-        // SAFETY: the board lies in the first frame, which is mapped, and is made of atomic numbers.
+        // SAFETY: the board is in the first frame, which is mapped, and is made of atomic numbers.
         let board = unsafe { &*self.frames.cast::<core::ffi::c_void>().cast::<Board>() };
         let changes = board.changes();
         if changes == self.changes {

@@ -75,7 +75,7 @@ impl Space {
         current.changes_to(wanted, |change| {
             changes += 1;
             match change {
-                // SAFETY: the range came after the state that is being put back, in which nothing knows of it.
+                // SAFETY: the range came after the state that is being restored, in which nothing knows of it.
                 Change::Unmap(range) => unsafe { munmap(pointer(range.start), range.len()) }
                     .map_err(|errno| orrery_sys::Error::new("munmap", range.start, errno).into()),
                 Change::Map(mapping) => {

@@ -72,7 +72,7 @@ impl Space {
         let bytes = self.images.bytes(image)?;
         let copy = |from: usize, to: usize| {
             let into = core::ptr::with_exposed_provenance_mut::<u8>(address + from);
-            // SAFETY: the page is writable, nothing else runs in the space, and `bytes` lies in the store or
+            // SAFETY: the page is writable, nothing else runs in the space, and `bytes` is in the store or
             // the arena, apart from it.
             unsafe { bytes[from..to].as_ptr().copy_to_nonoverlapping(into, to - from) };
         };

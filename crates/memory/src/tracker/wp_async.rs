@@ -374,7 +374,7 @@ impl Cluster {
         Self { range, may_be_sparse: range.len() >= SPARSE }
     }
 
-    /// Adds `range`, which lies behind, unless it is too far away, or beyond something that is to be spared.
+    /// Adds `range`, which is behind, unless it is too far away, or beyond something that is to be spared.
     fn take(&mut self, range: PageRange, spared: &[PageRange]) -> bool {
         let end = self.range.end;
         let near = !self.range.is_empty() && range.start - end <= REQUEST;

@@ -228,7 +228,7 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Opens the request socket anew, if it was found shut and that is due.
+    /// Opens the request socket again, if it was found shut and that is due.
     fn renew_socket(&mut self) {
         if self.stopping.is_some() || self.renewal.is_none_or(|due| due > Instant::now()) {
             return;

@@ -1,4 +1,4 @@
-//! Reloading: new workers, which import everything anew, take the place of those that serve.
+//! Reloading: new workers, which import everything again, take the place of those that serve.
 //!
 //! One new worker starts first, and the others when it is ready, so that an import that fails is reported once.
 //!

@@ -23,7 +23,7 @@ pub enum ClaimError {
         /// The path.
         path: PathBuf,
     },
-    /// Something else lies there.
+    /// Something else is there.
     #[error("{path} exists and is not a socket: choose another --socket, or remove it yourself")]
     NotASocket {
         /// The path.
@@ -162,7 +162,7 @@ impl Claim {
         Ok(())
     }
 
-    /// Puts the socket for requests up anew if it was shut: by a script, say, that looked for it among its
+    /// Puts the socket for requests up again if it was shut: by a script, say, that looked for it among its
     /// worker's descriptors. Says whether that was so.
     ///
     /// # Errors

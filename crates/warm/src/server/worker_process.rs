@@ -80,7 +80,7 @@ impl WorkerProcess {
         let parent = rustix::process::getpid().as_raw_nonzero().get();
         let mut command = Command::new(program);
         command.args(inherited.map(|fd| fd.to_string())).arg(parent.to_string());
-        // Functions that are bound at their first call would be bound anew in every request.
+        // Functions that are bound at their first call would be bound again in every request.
         command.env("LD_BIND_NOW", "1");
         LISTEN_VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
         command.stdin(Stdio::null()).stdout(Stdio::null());

@@ -1,8 +1,8 @@
-//! What else a process is, that rollback does not put back: who it is, where it runs, what it has forsworn.
+//! What else a process is, that rollback does not restore: who it is, where it runs, what it has forsworn.
 //!
 //! [`ROWS`] is one table of it. A row that has changed is set back, if it can be; a worker in which one cannot is
 //! replaced. Rows are compared one after the other, without the heap: what is written between requests has to be
-//! captured anew.
+//! captured again.
 
 mod rows;
 

@@ -21,7 +21,7 @@ pub(super) fn receive(connection: &OwnedFd, patience: Duration) -> Result<Receiv
     protocol::receive(connection.as_fd()).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
-/// Puts the client's descriptors, directory and mask in place; gives back the opened script.
+/// Puts the client's descriptors, directory and mask in place; returns the opened script.
 ///
 /// # Errors
 /// The message for the client.
@@ -45,7 +45,7 @@ pub(super) fn enter(
     Ok(descriptors.next())
 }
 
-/// The client's directory lies in the client's mounts; a worker that has mounts of its own goes to the same path there.
+/// The client's directory is in the client's mounts; a worker that has mounts of its own goes to the same path there.
 fn change_directory(
     request: &Request<'_>,
     directory: &OwnedFd,

@@ -11,7 +11,7 @@
  *
  * What differs from the patched kernel:
  *
- *   - Memory that a task is to look at lies in pools made here. A call that names other memory fails with EINVAL.
+ *   - Memory that a task is to look at is in pools made here. A call that names other memory fails with EINVAL.
  *   - A pool's allocator with use_meta is a general one: orbit_free gives memory back for use by the next orbit_alloc.
  *     Without use_meta it gives out one part after the other from `used` on. A program may empty either kind by setting
  *     `used` to 0. All memory comes zeroed, and aligned to 16 bytes.
@@ -22,7 +22,7 @@
  *   - A scratch that arrives is checked as a whole first: one whose records do not add up is refused (EBADMSG). An update
  *     aimed at memory that is not there and an operation that is no code are not applied: the record stays the current
  *     one and ORBIT_UNKNOWN is returned, or by orbit_skip passed over.
- *   - A received scratch appears at the address from which it was sent where that lies in a pool of main's or is free in
+ *   - A received scratch appears at the address from which it was sent where that is in a pool of main's or is free in
  *     main; otherwise elsewhere.
  *   - Of orbits that have died, and that were not destroyed, the last 16 of which everything was received are kept. What was
  *     received of an older one must not be looked at any more, and orbit_destroy fails with ESRCH for it.
@@ -387,7 +387,7 @@ inline void __orbit_deallocate_wrapper(orbit_allocator *alloc, void *ptr,
     orbit_free(alloc, ptr);
 }
 
-/* For containers whose elements lie where __global_allocator says. */
+/* For containers whose elements are where __global_allocator says. */
 template <class T> struct global_allocator {
     typedef T value_type;
 
@@ -424,7 +424,7 @@ struct global_new_operator {
     }
 };
 
-/* For containers whose elements lie in a given allocator's memory. It is not destroyed with the container. */
+/* For containers whose elements are in a given allocator's memory. It is not destroyed with the container. */
 template <class T> struct allocator {
     typedef T value_type;
 

@@ -43,7 +43,7 @@ pub unsafe extern "C" fn orrery_authors_allocator_create(
     use_meta: bool,
 ) -> *mut Allocator {
     if allocated.is_null() || start.is_null() {
-        fail(libc::EINVAL, "an allocator needs memory, and a place to tell how much is in use");
+        fail(libc::EINVAL, "an allocator needs memory, and an address for the number of bytes in use");
         return core::ptr::null_mut();
     }
     new(start, length, allocated, use_meta, core::ptr::null_mut())
@@ -188,7 +188,7 @@ impl Allocator {
         }
     }
 
-    /// Whether the part lies in the area's heap and so has a head.
+    /// Whether the part is in the area's heap and so has a head.
     fn head_of(&self, part: *mut c_void) -> Option<(&Area, *mut Head)> {
         let area = self.area()?;
         let head = part.cast::<Head>().wrapping_sub(1);
@@ -226,7 +226,7 @@ impl Allocator {
                     // SAFETY: there is room for a head in front of the part.
                     unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
                 }
-                // SAFETY: the part lies in the allocator's memory, which a program may have used before.
+                // SAFETY: the part is in the allocator's memory, which a program may have used before.
                 unsafe { part.cast::<u8>().write_bytes(0, size) };
                 self.tell(end - base);
                 part

@@ -77,7 +77,7 @@ impl Scratch {
     /// The current record, where it is, and its size with what fills up to the next.
     ///
     /// # Safety
-    /// The scratch lies where it says.
+    /// The scratch is where it says.
     unsafe fn current(&self) -> Option<(Head, *mut u8, usize)> {
         if self.count == 0 || self.start.is_null() || self.cursor > self.limit {
             return None;
@@ -103,7 +103,7 @@ enum Deed {
 }
 
 /// # Safety
-/// The scratch is null or lies where it says, and its records may be applied, if that is asked for.
+/// The scratch is null or is where it says, and its records may be applied, if that is asked for.
 unsafe fn one(scratch: *mut Scratch, stop_at_data: bool, deed: Deed) -> c_int {
     // SAFETY: the caller's promise.
     let Some(scratch) = (unsafe { scratch.as_mut() }) else { return END };

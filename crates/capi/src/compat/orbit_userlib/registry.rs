@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use orrery_orbit::{Future, Life, Orbit};
 
-/// Received scratches that lie in buffers of our own stay for this many more messages.
+/// Received scratches that are in buffers of our own stay for this many more messages.
 const KEPT: usize = 64;
 
 /// So many dead orbits stay that nobody has destroyed: programs that make a new one after each crash do not.

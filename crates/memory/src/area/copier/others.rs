@@ -70,7 +70,7 @@ impl Others {
             }
             Ok(())
         })?;
-        // Areas may lie outside of the arena too.
+        // Areas may be outside of the arena too.
         found.retain(|range| !jobs.iter().any(|job| range.contains(job.address)));
         if found.iter().any(|range| !self.forked.contains(range)) {
             let mut not_forked = Vec::new();

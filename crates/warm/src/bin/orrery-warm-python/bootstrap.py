@@ -34,7 +34,7 @@ def prepare(names):
             )
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
-        # The generator of names is made anew when it is missing.
+        # The generator of names is made again when it is missing.
         tempfile._name_sequence = None
     return list(_reseeders())
 

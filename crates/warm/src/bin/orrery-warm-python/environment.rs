@@ -216,7 +216,7 @@ impl Settled {
         for (name, value) in pairs(strings) {
             let (name, value) = (Object::bytes(held, name)?, Object::bytes(held, value)?);
             // The first of two strings of one name counts, as for getenv(3).
-            // SAFETY: living objects; the reference given back is borrowed.
+            // SAFETY: living objects; the reference returned is borrowed.
             let stored =
                 unsafe { ffi::PyDict_SetDefault(self.dict.pointer(), name.pointer(), value.pointer()) };
             check(if stored.is_null() { -1 } else { 0 })?;

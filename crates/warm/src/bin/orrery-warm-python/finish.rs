@@ -293,7 +293,7 @@ fn remove_modules(python: &Python, none: &Object) -> Vec<Object> {
     unsafe { orrery_warm_use_modules(stage.pointer()) };
     let (mut references, mut others) = (Vec::new(), Vec::new());
     for (name, module) in new {
-        // SAFETY: living objects; the reference given back is new or null.
+        // SAFETY: living objects; the reference returned is new or null.
         unsafe {
             if ffi::PyModule_Check(module.pointer()) == 0 {
                 others.push(name);

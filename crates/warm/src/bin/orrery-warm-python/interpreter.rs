@@ -97,7 +97,7 @@ impl Python {
         // SAFETY: the lock is held.
         if unsafe { crate::cpython::orrery_warm_runtime_fits() } == 0 {
             bail!(
-                "libpython is not the one that this program was built for ({}): build it anew",
+                "libpython is not the one that this program was built for ({}): build it again",
                 // SAFETY: a static C string.
                 unsafe { CStr::from_ptr(ffi::Py_GetVersion()) }.to_string_lossy()
             );

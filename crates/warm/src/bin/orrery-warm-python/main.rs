@@ -3,7 +3,7 @@
 //! The only program here that links libpython. [`interpreter`] starts and warms it; for each request [`request`] does
 //! what `python3` does between start and end, [`finish`] what it does at the end. [`environment`] and [`streams`] are
 //! parts of a request's beginning; [`pools`] and [`heap`] see to it that a request writes to few pages, since every one
-//! has to be put back. [`object`] makes CPython's C interface safe, [`cpython`] declares what is missing from it.
+//! has to be restored. [`object`] makes CPython's C interface safe, [`cpython`] declares what is missing from it.
 
 mod cpython;
 mod environment;

@@ -20,7 +20,7 @@ pub(crate) struct Held {
 }
 
 /// Strings and a dictionary that are looked up again and again. To make a string for every look-up would write to memory,
-/// and every page that a request writes to has to be put back.
+/// and every page that a request writes to has to be restored.
 #[derive(Debug)]
 struct Words {
     sys: Object,

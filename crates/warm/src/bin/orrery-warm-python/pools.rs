@@ -13,7 +13,7 @@ use pyo3_ffi as ffi;
 const STEP: usize = 16;
 const LARGEST: usize = 512;
 const POOL: usize = 16 << 10;
-/// Where the first object of a pool lies.
+/// Where the first object of a pool is.
 const OVERHEAD: usize = 48;
 /// A size whose holes are more than this many bytes is left alone: something is not as described above.
 const MOST: usize = 64 << 20;
