@@ -9,6 +9,7 @@
  *         SubjectPublicKeyInfo
  *     }
  */
+#include "der.h"
 #include "provider.h"
 
 #include <string.h>
@@ -17,18 +18,6 @@
 #include <openssl/err.h>
 #include <openssl/sha.h>
 #include <openssl/x509.h>
-
-/* Takes one element of the given kind off the front; its content, or NULL. */
-static const unsigned char *element(const unsigned char **at, const unsigned char *end, int kind,
-                                    long *length) {
-    int tag, class;
-    const unsigned char *content = *at;
-    int flags = ASN1_get_object(&content, length, &tag, &class, end - *at);
-    if (flags & 0x80 || tag != kind || class != V_ASN1_UNIVERSAL || *length > end - content)
-        return NULL;
-    *at = content + *length;
-    return content;
-}
 
 void key_note_kind(struct key *key) {
     if (!key->public)
@@ -41,12 +30,12 @@ void key_note_kind(struct key *key) {
 static bool parse(struct key *key, const unsigned char *data, size_t length) {
     const unsigned char *at = data, *end = data + length, *content;
     long size;
-    if (!(content = element(&at, end, V_ASN1_SEQUENCE, &size)) || at != end)
+    if (!(content = der_element(&at, end, V_ASN1_SEQUENCE, &size)) || at != end)
         return false;
     at = content;
-    if (!(content = element(&at, end, V_ASN1_INTEGER, &size)) || size != 1 || *content != 1)
+    if (!(content = der_element(&at, end, V_ASN1_INTEGER, &size)) || size != 1 || *content != 1)
         return false;
-    if (!(content = element(&at, end, V_ASN1_UTF8STRING, &size)) || size < 2 || *content != '/' ||
+    if (!(content = der_element(&at, end, V_ASN1_UTF8STRING, &size)) || size < 2 || *content != '/' ||
         memchr(content, 0, size))
         return false;
     key->path = OPENSSL_strndup((const char *)content, size);

@@ -13,17 +13,17 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use orrery_bench::report::{Record, Report};
 use orrery_bench::{Options, Pin, Skipped};
+use orrery_manager::PrivateManager;
 use orrery_manager::client::Client;
 use orrery_manager::experiment::{Bursts, HOG_PRIORITY, Measured, PROGRAMS, Spinner, Watched, observe};
 use orrery_manager::join::{Joined, Joining, join};
 use orrery_manager::protocol::{Reply, Request};
-use orrery_sys::programs::find_helper;
 use orrery_sys::scheduling::{self, Policy, Scheduling, process_cpu_time, thread_cpu_time};
 
 const NAME: &str = "hijack-cpu";
@@ -137,7 +137,7 @@ fn micros(nanoseconds: u64) -> f64 {
 
 /// Who looks after the programs.
 enum Rival {
-    Manager { process: Manager, _joined: Vec<Joined> },
+    Manager { process: PrivateManager, _joined: Vec<Joined> },
     Nothing,
     Stop { pids: [i32; 3], periods: [Period; 3] },
     Pi { pids: [i32; 3], used: [u64; 3], integral: [f64; 3], nice: [i32; 3] },
@@ -160,7 +160,7 @@ impl Rival {
         let mut watched = Vec::new();
         let rival = match way {
             OURS => {
-                let process = Manager::start()?;
+                let process = PrivateManager::start(&[])?;
                 let joined = pids.iter().zip(PROGRAMS).map(|(pid, (name, reservation))| {
                     let value = |class: &str, value: u64| (class.to_owned(), format!("{value}ns"));
                     let values = vec![
@@ -267,41 +267,6 @@ fn stat(pid: i32) -> u64 {
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
     (ticks(11) + ticks(12)) * 10
-}
-
-/// Our manager, for one run.
-struct Manager {
-    process: Child,
-    directory: tempfile::TempDir,
-}
-
-impl Manager {
-    fn start() -> Result<Self> {
-        let directory = tempfile::tempdir()?;
-        let mut command = Command::new(find_helper("orrery-manager")?);
-        command.args(["serve", "--socket"]).arg(directory.path().join("socket"));
-        let process = command.stderr(Stdio::null()).spawn().context("cannot start the manager")?;
-        let manager = Self { process, directory };
-        let begin = Instant::now();
-        while Client::connect(&manager.socket()).is_err() {
-            if begin.elapsed() > Duration::from_secs(20) {
-                bail!("cannot start the manager: it does not listen");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(manager)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// A control group with a quota.

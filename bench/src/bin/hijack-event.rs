@@ -4,21 +4,20 @@
 //! logs, which reaches the manager through the executive's journal (`system call`). The manager stamps an event when it hands it to handlers.
 //! Rivals: a signal handler of another process, a thread that is woken by a futex, and a tracer that is woken by a ptrace stop.
 
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_bench::{Bench, Case, Contender, Group, Quantity, Sample, Unit, serve};
 use orrery_hijack::{Hijack, Policy};
-use orrery_manager::Topic;
 use orrery_manager::client::{Client, SOCKET_VARIABLE};
 use orrery_manager::experiment::Spinner;
 use orrery_manager::join::{Joining, join};
 use orrery_manager::protocol::{Reply, Request};
 use orrery_manager::time::now;
-use orrery_sys::programs::find_helper;
+use orrery_manager::{PrivateManager, Topic};
 
 /// The argument with which this program serves under an executive.
 const INSIDE: &str = "inside";
@@ -61,7 +60,7 @@ fn main() -> Result<ExitCode> {
 fn contender(way: &'static str) -> Result<()> {
     match way {
         EMIT => {
-            let manager = Manager::start()?;
+            let manager = PrivateManager::start(&["--budget", "900ms"])?;
             serve(|| {
                 let client = Client::connect(&manager.socket())?;
                 let way = Way::Emit(client, listen_at(&manager, Topic::Custom)?);
@@ -77,7 +76,7 @@ fn contender(way: &'static str) -> Result<()> {
 
 /// Becomes a tracee whose calls of `getppid` the manager has.
 fn call_contender() -> Result<()> {
-    let manager = Manager::start()?;
+    let manager = PrivateManager::start(&["--budget", "900ms"])?;
     let call = u32::try_from(libc::SYS_getppid)?;
     let policy = Policy::telling(vec![call], false);
     let hijack = Hijack::start(orrery_hijack::Options::default().policy(policy))?;
@@ -103,43 +102,10 @@ fn listen(topic: Topic) -> Result<Client> {
     Ok(client)
 }
 
-fn listen_at(manager: &Manager, topic: Topic) -> Result<Client> {
+fn listen_at(manager: &PrivateManager, topic: Topic) -> Result<Client> {
     let client = Client::connect(&manager.socket())?;
     client.ask(&Request::Subscribe { topics: vec![topic] })?;
     Ok(client)
-}
-
-/// A manager of this benchmark's own.
-struct Manager {
-    process: Child,
-    directory: tempfile::TempDir,
-}
-
-impl Manager {
-    fn start() -> Result<Self> {
-        let directory = tempfile::tempdir()?;
-        let mut command = Command::new(find_helper("orrery-manager")?);
-        command.args(["serve", "--budget", "900ms", "--socket"]).arg(directory.path().join("socket"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let manager = Self { process: command.spawn().context("cannot start the manager")?, directory };
-        let begin = Instant::now();
-        while Client::connect(&manager.socket()).is_err() {
-            ensure!(begin.elapsed() < Duration::from_secs(20), "the manager does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(manager)
-    }
-
-    fn socket(&self) -> std::path::PathBuf {
-        self.directory.path().join("socket")
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 struct Source {

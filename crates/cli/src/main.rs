@@ -13,6 +13,7 @@ mod orbits;
 mod orc;
 mod orthros;
 mod pipes;
+mod repeat;
 mod run;
 mod status;
 mod top;

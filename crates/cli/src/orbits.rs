@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Write as _};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
 use orrery_domain::statistics::{Found, of_process};
 use orrery_domain::{DomainState, Moment};
 use serde::Serialize;
+
+use crate::repeat::Repeat;
 
 /// Show the orbits of running programs: state, calls, queue, snapshots, restarts, memory, limits.
 ///
@@ -20,15 +21,8 @@ use serde::Serialize;
 pub(crate) struct Arguments {
     /// The program whose orbits to show
     pid: Option<u32>,
-    /// Repeat, with the calls per second since the last time
-    #[arg(long)]
-    watch: bool,
-    /// Seconds between two reports
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
-    every: f64,
-    /// Print JSON, whose keys stay the same from release to release; with --watch, one line for each report
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repeat: Repeat,
 }
 
 /// The version of the JSON; it grows when a key changes its meaning or goes.
@@ -77,32 +71,15 @@ type Before = HashMap<(u32, String, u64), (u64, Instant)>;
 /// # Errors
 /// There is no such process, or it may not be inspected; those of writing to standard output.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if !(0.05..=86_400.0).contains(&arguments.every) {
-        bail!("--every {}: choose 0.05 to 86400 seconds", arguments.every);
-    }
-    let pause = Duration::from_secs_f64(arguments.every);
     let mut before = Before::new();
-    loop {
+    arguments.repeat.print(|| {
         let rows = rows(arguments.pid, &mut before)?;
-        let mut text = if arguments.json {
+        Ok(if arguments.repeat.json {
             serde_json::to_string(&Report { schema: SCHEMA, orbits: &rows })?
         } else {
             table(&rows)
-        };
-        if arguments.watch && !arguments.json {
-            // Home, clear to the end.
-            text.insert_str(0, "\x1b[H\x1b[J");
-        }
-        let mut output = io::stdout().lock();
-        writeln!(output, "{text}")
-            .and_then(|()| output.flush())
-            .context("cannot write to standard output")?;
-        drop(output);
-        if !arguments.watch {
-            return Ok(());
-        }
-        std::thread::sleep(pause);
-    }
+        })
+    })
 }
 
 fn rows(pid: Option<u32>, before: &mut Before) -> Result<Vec<Row>> {

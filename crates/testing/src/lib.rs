@@ -51,6 +51,22 @@ pub fn is_there(program: &str) -> bool {
     there
 }
 
+/// Returns whether `orrery` cannot give programs executives here, and reports a skipped test if the kernel has no syscall
+/// user dispatch.
+#[must_use]
+pub fn executives_are_missing(orrery: &str) -> bool {
+    let Ok(output) = Command::new(orrery).args(["run", "--", "true"]).stdin(Stdio::null()).output() else {
+        return false;
+    };
+    let error = String::from_utf8_lossy(&output.stderr);
+    // Any other failure is for the test to find.
+    let missing = !output.status.success() && error.contains("syscall user dispatch");
+    if missing {
+        skipped!("{}", error.trim_end());
+    }
+    missing
+}
+
 /// Copies a program, with its rights, to where it will be started from.
 ///
 /// By another process: a child that a test in another thread starts meanwhile would hold a descriptor of ours that

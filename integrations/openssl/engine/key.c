@@ -1,5 +1,6 @@
 #include "key.h"
 
+#include "../der.h"
 #include "../policy.h"
 
 #include <dlfcn.h>
@@ -120,28 +121,16 @@ static int load(const struct orrery_vault *into, const struct vault_key *key) {
     return said == 0;
 }
 
-/* Takes one element of the given kind off the front; its content, or NULL. */
-static const unsigned char *element(const unsigned char **at, const unsigned char *end, int kind,
-                                    long *length) {
-    int tag, class;
-    const unsigned char *content = *at;
-    int flags = ASN1_get_object(&content, length, &tag, &class, end - *at);
-    if (flags & 0x80 || tag != kind || class != V_ASN1_UNIVERSAL || *length > end - content)
-        return NULL;
-    *at = content + *length;
-    return content;
-}
-
 /* As the provider's key.c has it: a version, the path, the public key. */
 static int parse(struct vault_key *key, const unsigned char *data, long length, EVP_PKEY **public) {
     const unsigned char *at = data, *end = data + length, *content;
     long size;
-    if (!(content = element(&at, end, V_ASN1_SEQUENCE, &size)) || at != end)
+    if (!(content = der_element(&at, end, V_ASN1_SEQUENCE, &size)) || at != end)
         return 0;
     at = content;
-    if (!(content = element(&at, end, V_ASN1_INTEGER, &size)) || size != 1 || *content != 1)
+    if (!(content = der_element(&at, end, V_ASN1_INTEGER, &size)) || size != 1 || *content != 1)
         return 0;
-    if (!(content = element(&at, end, V_ASN1_UTF8STRING, &size)) || size < 2 || *content != '/' ||
+    if (!(content = der_element(&at, end, V_ASN1_UTF8STRING, &size)) || size < 2 || *content != '/' ||
         memchr(content, 0, size))
         return 0;
     key->path = strndup((const char *)content, size);

@@ -20,15 +20,7 @@
 
 #include <orbit/orbit.h>
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        int errno_ = errno;                                                                                  \
-        if (!(condition)) {                                                                                  \
-            dprintf(2, "%s:%d: not so: %s (errno %d %s)\n", __FILE__, __LINE__, #condition, errno_,          \
-                    strerror(errno_));                                                                       \
-            _exit(1);                                                                                        \
-        }                                                                                                    \
-    } while (0)
+#include "check_authors.h"
 
 static const size_t POOL = 64 * 1024 * 1024;
 static struct orbit_pool *pool = orbit_pool_create(NULL, POOL);

@@ -12,15 +12,7 @@
 
 #include <orbit/orbit.h>
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        int errno_ = errno;                                                                                  \
-        if (!(condition)) {                                                                                  \
-            dprintf(2, "%s:%d: not so: %s (errno %d %s)\n", __FILE__, __LINE__, #condition, errno_,          \
-                    strerror(errno_));                                                                       \
-            _exit(1);                                                                                        \
-        }                                                                                                    \
-    } while (0)
+#include "check_authors.h"
 
 #define MIB (1024 * 1024)
 

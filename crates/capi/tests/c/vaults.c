@@ -7,15 +7,6 @@
 
 #include <orrery/vault.h>
 
-#undef CHECK_ERROR
-#define CHECK_ERROR(call, number)                                                                            \
-    do {                                                                                                     \
-        errno = 0;                                                                                           \
-        CHECK((call) == -1);                                                                                 \
-        CHECK(errno == (number));                                                                            \
-        CHECK(orrery_last_error() && *orrery_last_error());                                                  \
-    } while (0)
-
 struct secrets {
     char key[64];
     size_t length;

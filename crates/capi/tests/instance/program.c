@@ -7,23 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            const char *text = orrery_last_error();                                                          \
-            fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __FILE__, __LINE__, #condition, errno,             \
-                    text ? text : "no error");                                                               \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-
-#define FAILS(failed, number)                                                                                \
-    do {                                                                                                     \
-        errno = 0;                                                                                           \
-        CHECK(failed);                                                                                       \
-        CHECK(errno == (number));                                                                            \
-        CHECK(orrery_last_error() && *orrery_last_error());                                                  \
-    } while (0)
+#include "../check_program.h"
 
 typedef int (*next_function)(void);
 typedef char *(*grow_function)(size_t);

@@ -4,9 +4,8 @@ mod stale;
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
@@ -16,6 +15,7 @@ use orrery_orc_store::measure::{Measurement, measure};
 use serde::Serialize;
 
 use super::size;
+use crate::repeat::Repeat;
 
 /// Show the store's objects, their holders, and the bytes saved, as the kernel counts pages.
 ///
@@ -31,15 +31,8 @@ pub(super) struct Arguments {
     /// List programs that have an object of a file that was replaced since, as by an update: they have to be started again
     #[arg(long, conflicts_with_all = ["watch", "objects"])]
     stale: bool,
-    /// Show it again and again
-    #[arg(long)]
-    watch: bool,
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
-    every: f64,
-    /// Print JSON, whose keys stay the same from release to release; one line for each look with --watch
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repeat: Repeat,
 }
 
 /// The version of the JSON; it grows when a key changes its meaning or goes.
@@ -62,32 +55,18 @@ struct StaleLook<'a> {
 
 /// Prints what there is.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    if !(0.05..=86_400.0).contains(&arguments.every) {
-        bail!("--every {}: choose 0.05 to 86400 seconds", arguments.every);
-    }
     let directory = arguments.directory.clone().unwrap_or_else(default_directory);
     let client = Client::connect_to(&directory)?;
+    let json = arguments.repeat.json;
     if arguments.stale {
-        return print_stale(&stale::find(&client.report()?)?, arguments.json);
+        return print_stale(&stale::find(&client.report()?)?, json);
     }
-    loop {
+    arguments.repeat.print(|| {
         let report = client.report()?;
-        let measured = measure(&report).context("read /proc")?;
+        let measured = measure(&report).context("cannot read /proc")?;
         let look = Look { schema: SCHEMA, measured, report };
-        let mut text =
-            if arguments.json { serde_json::to_string(&look)? } else { tables(&look, arguments.objects) };
-        if arguments.watch && !arguments.json {
-            // Home, clear to the end.
-            text.insert_str(0, "\x1b[H\x1b[J");
-        }
-        let mut output = io::stdout().lock();
-        writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")?;
-        drop(output);
-        if !arguments.watch {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_secs_f64(arguments.every));
-    }
+        Ok(if json { serde_json::to_string(&look)? } else { tables(&look, arguments.objects) })
+    })
 }
 
 fn print_stale(found: &[stale::Stale], json: bool) -> Result<()> {
@@ -108,7 +87,7 @@ fn print_stale(found: &[stale::Stale], json: bool) -> Result<()> {
         }
         table.trim_fmt()
     };
-    writeln!(io::stdout().lock(), "{text}").context("write to standard output")
+    writeln!(io::stdout().lock(), "{text}").context("cannot write to standard output")
 }
 
 fn new_table(heading: &[&str]) -> Table {

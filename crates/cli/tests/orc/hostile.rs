@@ -337,6 +337,16 @@ fn users_are_told_apart_by_the_kernel() {
     .unwrap();
 }
 
+/// Returns a socket that is bound where the socket of a store in `directory` would be.
+fn bound_socket(directory: &std::path::Path) -> OwnedFd {
+    let path = directory.join("socket");
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    socket
+}
+
 #[test]
 fn a_store_of_somebody_else_is_not_believed() {
     if !rustix::process::geteuid().is_root() {
@@ -344,11 +354,7 @@ fn a_store_of_somebody_else_is_not_believed() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("socket");
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .unwrap();
-    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let socket = bound_socket(directory.path());
     std::thread::spawn(move || {
         // SAFETY: the bare system call changes this thread alone, which ends soon.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
@@ -364,11 +370,7 @@ fn a_store_of_somebody_else_is_not_believed() {
 #[test]
 fn a_lying_store_is_found_out() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("socket");
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .unwrap();
-    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let socket = bound_socket(directory.path());
     rustix::net::listen(&socket, 10).unwrap();
     let id = ObjectId::of(b"wanted");
     // What the liar answers: an unsealed file; one that is too short; an end beyond all numbers; no descriptor.

@@ -296,7 +296,7 @@ fn nonsense_is_refused() {
         assert!(!output.status.success() && said.contains(part), "{arguments:?}: {said}");
     };
     failed(&["stat", "--directory", "/nonexistent"], "orrery orc serve");
-    failed(&["stat", "--every", "0", "--watch"], "--every 0");
+    failed(&["stat", "--every", "0", "--watch"], "choose 0.05 to 86400 seconds");
     failed(&["explain", "2147483647"], "process 2147483647");
     failed(&["serve", "--quota", "0"], "too little");
     failed(&["serve", "--trust-domain", "x"], "NAME=SOCKET");

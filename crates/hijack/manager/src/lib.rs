@@ -41,6 +41,7 @@ mod cpu;
 pub mod experiment;
 mod extensions;
 pub mod join;
+mod private_manager;
 pub mod protocol;
 mod server;
 pub mod time;
@@ -51,4 +52,5 @@ pub use attributes::{
 };
 pub use cpu::{CpuReport, Mechanism, Reservation};
 pub use extensions::{ExtensionError, ExtensionHandler};
+pub use private_manager::PrivateManager;
 pub use server::{Handler, ServeError, Settings, serve};

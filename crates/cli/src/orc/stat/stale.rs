@@ -34,7 +34,7 @@ pub(super) fn find(report: &Report) -> Result<Vec<Stale>> {
         of_files.map(|object| ((object.device.as_str(), object.inode), object)).collect();
     let mut contents = Contents::default();
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").context("read /proc")?.flatten() {
+    for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         let maps = fs::read_to_string(entry.path().join("maps")).unwrap_or_default();

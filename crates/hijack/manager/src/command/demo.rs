@@ -2,14 +2,13 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use orrery_sys::scheduling::{self, Policy, Scheduling};
 
+use crate::PrivateManager;
 use crate::bars::{Series, bars, svg};
-use crate::client::Client;
 use crate::experiment::{Bursts, HOG_PRIORITY, Measured, PROGRAMS, Spinner, Watched, observe};
 use crate::join::{Joining, join};
 
@@ -27,46 +26,6 @@ pub(super) struct Arguments {
     plot: Option<PathBuf>,
 }
 
-/// A manager that serves this demonstration.
-struct Manager {
-    process: Child,
-    directory: PathBuf,
-}
-
-impl Manager {
-    fn start() -> Result<Self> {
-        let directory = std::env::temp_dir().join(format!("orrery-demo-{}", std::process::id()));
-        std::fs::create_dir(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
-        let program = orrery_sys::programs::find_helper("orrery-manager")?;
-        let mut command = Command::new(program);
-        command.args(["serve", "--socket"]).arg(directory.join("socket"));
-        let process =
-            command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start the manager")?;
-        let manager = Self { process, directory };
-        let begin = Instant::now();
-        while Client::connect(&manager.socket()).is_err() {
-            if begin.elapsed() > Duration::from_secs(20) {
-                bail!("cannot start the manager: it does not listen");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(manager)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.join("socket")
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        // Only the superuser could not end it otherwise, and it restores nothing that outlives the demonstration.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
 /// Runs the experiment without a manager, then with one.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let mut out = io::stdout().lock();
@@ -76,7 +35,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         "Three programs that compute, with targets, and a disturbance {kind}, on one CPU; a bar is 250 ms."
     )?;
     half(arguments, None, &mut out)?;
-    let manager = Manager::start()?;
+    let manager = PrivateManager::start(&[])?;
     half(arguments, Some(&manager.socket()), &mut out)
 }
 
