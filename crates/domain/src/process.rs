@@ -8,7 +8,6 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::descriptors;
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use syscalls::{Sysno, syscall};
 
@@ -169,11 +168,6 @@ fn remembered(pidfd: BorrowedFd<'_>) -> End {
         0 => End::Exited { status: info.exit_code >> 8 & 0xff },
         signal => End::Killed { signal },
     }
-}
-
-/// Returns whether an errno says that no more processes may be made.
-pub fn is_exhaustion(errno: Errno) -> bool {
-    matches!(errno, Errno::AGAIN | Errno::NOMEM)
 }
 
 #[cfg(test)]

@@ -9,8 +9,6 @@ use crate::object::Object;
 
 /// Kernels number tasks up to 2^22.
 const LARGEST_PID: u64 = 1 << 22;
-/// `PF_KTHREAD` of `include/linux/sched.h`.
-const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// A thread.
 #[derive(Clone, Copy, Debug)]
@@ -216,15 +214,6 @@ impl<'k> Task<'k> {
             (_, state) if state & 0x4 != 0 => State::Stopped,
             _ => State::Running,
         })
-    }
-
-    /// Whether it is a thread of the kernel, without a program.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading.
-    pub fn is_kernel_thread(&self) -> Result<bool> {
-        Ok(self.object.u64("flags")? & KERNEL_THREAD != 0)
     }
 
     /// All threads of its process, its leader first.

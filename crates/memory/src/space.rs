@@ -94,18 +94,6 @@ pub struct Config<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SnapshotId(pub(crate) u32);
 
-impl SnapshotId {
-    /// Returns its number, which C callers hold.
-    pub fn number(self) -> u32 {
-        self.0
-    }
-
-    /// Returns the ID with that number, which may or may not exist.
-    pub fn from_number(number: u32) -> Self {
-        Self(number)
-    }
-}
-
 #[derive(Debug)]
 struct State {
     pages: PageMap,

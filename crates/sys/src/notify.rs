@@ -6,8 +6,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use linux_raw_sys::ptrace::{
-    SECCOMP_ADDFD_FLAG_SEND, SECCOMP_ADDFD_FLAG_SETFD, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP,
-    SECCOMP_USER_NOTIF_FLAG_CONTINUE, seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp,
+    SECCOMP_ADDFD_FLAG_SEND, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, SECCOMP_USER_NOTIF_FLAG_CONTINUE,
+    seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp,
 };
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
@@ -120,21 +120,6 @@ impl Listener {
     /// `EMFILE` at the caller's limit; `ENOENT` if the caller has ended; others of the manual page.
     pub fn add_descriptor(&self, id: u64, file: BorrowedFd<'_>, close_on_exec: bool) -> Result<i32, Errno> {
         self.add(addition(id, file, close_on_exec))
-    }
-
-    /// Makes `file` the descriptor `number` of the caller, replacing one that is open there.
-    ///
-    /// # Errors
-    /// As for [`add_descriptor`](Self::add_descriptor); `EBADF` for a number beyond the caller's limit.
-    pub fn set_descriptor(
-        &self,
-        id: u64,
-        file: BorrowedFd<'_>,
-        number: u32,
-        close_on_exec: bool,
-    ) -> Result<i32, Errno> {
-        let flags = SECCOMP_ADDFD_FLAG_SETFD;
-        self.add(seccomp_notif_addfd { flags, newfd: number, ..addition(id, file, close_on_exec) })
     }
 
     /// Makes `file` a new descriptor of the caller and its number the result of the call, in one step where the kernel can

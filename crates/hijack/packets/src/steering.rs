@@ -45,13 +45,6 @@ impl Steering {
         Self { streams: shares.iter().map(state).collect() }
     }
 
-    /// Changes the share of a stream.
-    pub fn set_share(&mut self, stream: usize, share: Share) {
-        if let Some(state) = self.streams.get_mut(stream) {
-            state.share = share;
-        }
-    }
-
     /// Returns the part of a stream that is dropped early, of 2^32.
     #[must_use]
     pub fn rate(&self, stream: usize) -> u32 {
