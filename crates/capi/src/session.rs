@@ -171,7 +171,7 @@ pub unsafe extern "C" fn orrery_session_begin(
             // SAFETY: checked above, and the caller's promise.
             unsafe {
                 session.write(id.number());
-                tell(step, end)
+                report(step, end)
             }
         }
         Err(error) => error::fail(&error),
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn orrery_session_step(
     let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     match pool.pool.step(SessionId::of_number(session)) {
         // SAFETY: the caller's promise.
-        Ok(step) => unsafe { tell(step, end) },
+        Ok(step) => unsafe { report(step, end) },
         Err(error) => error::fail(&error),
     }
 }
@@ -353,11 +353,11 @@ fn again(events: c_int, mut call: impl FnMut() -> isize) -> isize {
     }
 }
 
-/// For what a session waits, or how it ended.
+/// Returns what a session waits for, or writes how it ended.
 ///
 /// # Safety
 /// `end` is null or valid for a write.
-unsafe fn tell(step: Step, end: *mut SessionResult) -> c_int {
+unsafe fn report(step: Step, end: *mut SessionResult) -> c_int {
     let ended = match step {
         Step::Waits(Interest::Readable) => return READ,
         Step::Waits(Interest::Writable) => return WRITE,

@@ -12,7 +12,7 @@ use clap::Args;
 use orrery_hijack::calls;
 use orrery_hijack::decode::error_number;
 
-use places::Place;
+use places::CallSite;
 use trial::{Fault, Outcome, Trials};
 
 /// Calls that fail in practice.
@@ -180,7 +180,7 @@ fn fitting(call: &str) -> i32 {
     }
 }
 
-impl Place {
+impl CallSite {
     fn name(&self) -> &str {
         &self.call
     }

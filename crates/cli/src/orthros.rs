@@ -4,10 +4,10 @@ mod check;
 mod config;
 mod counter;
 mod demo;
-mod place;
 mod remote;
 mod soak;
 mod up;
+mod workspace;
 
 pub(crate) use self::remote::{SOCKET, status_at};
 

@@ -53,7 +53,7 @@ impl<'k> Task<'k> {
             }
         };
         let mut seen = HashSet::new();
-        let since = mounts.first().and_then(|&root| made(root, marker).ok().flatten());
+        let since = mounts.first().and_then(|&root| creation_time(root, marker).ok().flatten());
         for (index, mount) in mounts.into_iter().enumerate() {
             let since = since.filter(|_| index == 0);
             if let Err(error) = volume(mount, since, &mut seen, &mut walk) {
@@ -80,8 +80,8 @@ impl<'k> Task<'k> {
     }
 }
 
-/// When a file was made, by its path's names.
-fn made(root: Object<'_>, names: &[&str]) -> Result<Option<Time>> {
+/// Returns when a file was created, by its path's names.
+fn creation_time(root: Object<'_>, names: &[&str]) -> Result<Option<Time>> {
     let mut dentry = root.required("mnt.mnt_root", "dentry")?;
     for wanted in names {
         let children = children(dentry)?;

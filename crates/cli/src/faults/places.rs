@@ -10,7 +10,7 @@ use super::trial::{Outcome, Trials};
 
 /// A call, and from where it is made.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct CallSite {
     pub(super) number: u32,
     pub(super) call: String,
     pub(super) site: u64,
@@ -21,7 +21,7 @@ pub(super) struct Place {
 }
 
 /// Runs the program once: how it ends, and the places, in the order in which they first call.
-pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(Outcome, Vec<Place>)> {
+pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(Outcome, Vec<CallSite>)> {
     let policy = Policy::telling(calls, true).then(stay()?);
     let mut seen = HashSet::new();
     let mut places = Vec::new();
@@ -48,11 +48,11 @@ pub(crate) fn maps(thread: u32) -> Vec<u8> {
     fs::read(format!("/proc/{thread}/maps")).unwrap_or_default()
 }
 
-fn place(event: &Event, locations: &mut CodeLocations) -> Place {
+fn place(event: &Event, locations: &mut CodeLocations) -> CallSite {
     let maps = maps(event.thread());
     let arguments: Vec<String> = event.describe(false).into_iter().map(|argument| argument.text).collect();
     let call = event.name();
-    Place {
+    CallSite {
         number: event.number(),
         site: event.site(),
         example: format!("{call}({})", arguments.join(", ")),

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use comfy_table::{Table, presets};
 use serde_json::json;
 
-use super::places::{Place, own_frame};
+use super::places::{CallSite, own_frame};
 use super::trial::{Fault, Outcome};
 
 /// One run.
 pub(super) struct Row {
-    pub(super) place: Place,
+    pub(super) place: CallSite,
     pub(super) fault: Fault,
     pub(super) outcome: Outcome,
 }

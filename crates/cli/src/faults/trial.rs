@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +12,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use orrery_hijack::decode::error_name;
 use orrery_hijack::{Hijack, Options, Policy};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, kill_process_group, setpgid, setrlimit, waitpid,
+};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout, stderr, stdin, stdout};
 
-use super::places::Place;
+use super::places::CallSite;
 
 /// How often to look whether the program has ended.
 const INTERVAL: Duration = Duration::from_millis(1);
@@ -75,10 +82,9 @@ impl fmt::Display for Outcome {
 
 /// Gives this process, and so all that it runs, the same addresses each time, and turns core dumps off.
 pub(super) fn prepare() -> anyhow::Result<()> {
-    // SAFETY: changes settings of this process that only what it executes notices.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    // SAFETY: changes a setting of this process that only what it executes notices.
     unsafe {
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         let all: libc::c_ulong = 0xffff_ffff;
         let current = libc::personality(all);
         let fixed = libc::personality(libc::c_ulong::try_from(current | libc::ADDR_NO_RANDOMIZE)?);
@@ -93,39 +99,29 @@ pub(super) fn prepare() -> anyhow::Result<()> {
 
 /// Standard input, output and error lead nowhere while this lives.
 struct Silence {
-    saved: [libc::c_int; 3],
+    saved: [Option<OwnedFd>; 3],
 }
 
 impl Silence {
     fn begin() -> io::Result<Self> {
-        let mut saved = [-1; 3];
-        // SAFETY: duplicates descriptors of this process, which are restored on drop.
-        unsafe {
-            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-            if null < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            for (descriptor, place) in (0..).zip(&mut saved) {
-                *place = libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3);
-                libc::dup2(null, descriptor);
-            }
-            libc::close(null);
-        }
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        let copy = |stream: BorrowedFd<'_>| fcntl_dupfd_cloexec(stream, 3).ok();
+        let saved = [copy(stdin()), copy(stdout()), copy(stderr())];
+        dup2_stdin(&null)?;
+        dup2_stdout(&null)?;
+        dup2_stderr(&null)?;
         Ok(Self { saved })
     }
 }
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        for (descriptor, saved) in (0..).zip(self.saved) {
-            // SAFETY: what `begin` has saved.
-            unsafe {
-                if saved >= 0 {
-                    libc::dup2(saved, descriptor);
-                    libc::close(saved);
-                } else {
-                    libc::close(descriptor);
-                }
+        let replace = [dup2_stdin::<&OwnedFd>, dup2_stdout, dup2_stderr];
+        for ((descriptor, saved), replace) in (0..).zip(&self.saved).zip(replace) {
+            match saved {
+                Some(saved) => drop(replace(saved)),
+                // SAFETY: the stream was closed when `begin` opened /dev/null in its place.
+                None => unsafe { rustix::io::close(descriptor) },
             }
         }
     }
@@ -134,12 +130,12 @@ impl Drop for Silence {
 fn shell(command: &str) -> anyhow::Result<bool> {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(shell.status().with_context(|| format!("run {command:?}"))?.success())
+    Ok(shell.status().with_context(|| format!("cannot run {command:?}"))?.success())
 }
 
 impl Trials<'_> {
     /// Runs the program with one call failing.
-    pub(super) fn fail(&self, place: &Place, fault: Fault, times: u32) -> anyhow::Result<Outcome> {
+    pub(super) fn fail(&self, place: &CallSite, fault: Fault, times: u32) -> anyhow::Result<Outcome> {
         let policy = match fault {
             Fault::Error(errno) => Policy::failing(place.number, place.site, errno, times),
             Fault::Short(bytes) => Policy::cutting(place.number, place.site, bytes, times),
@@ -156,35 +152,32 @@ impl Trials<'_> {
         let hijack = Hijack::start(Options::default().counted(false).policy(policy))?;
         let (program, rest) = self.command.split_first().context("no program given")?;
         let tracee = {
-            let _silent = Silence::begin().context("open /dev/null")?;
+            let _silent = Silence::begin().context("cannot open /dev/null")?;
             hijack.spawn(program, rest)?
         };
-        let pid = tracee.pid();
         // So that its children can be ended with it. Too late if it is executing by now: then it alone is.
-        // SAFETY: a child of this process.
-        let group = unsafe { libc::setpgid(pid, pid) } == 0;
+        let pid = Pid::from_raw(tracee.pid()).context("the program has no PID")?;
+        let group = setpgid(Some(pid), Some(pid)).is_ok();
         let start = Instant::now();
         let outcome = loop {
             meanwhile(&hijack);
-            let mut status = 0;
-            // SAFETY: a child of this process.
-            match unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } {
-                0 if start.elapsed() < self.timeout => thread::sleep(INTERVAL),
-                0 => {
-                    // SAFETY: ends the child, and takes its status.
-                    unsafe {
-                        libc::kill(pid, libc::SIGKILL);
-                        libc::waitpid(pid, &raw mut status, 0);
-                    }
+            match waitpid(Some(pid), WaitOptions::NOHANG) {
+                Ok(None) | Err(Errno::INTR) if start.elapsed() < self.timeout => thread::sleep(INTERVAL),
+                Ok(None) | Err(Errno::INTR) => {
+                    let _ = kill_process(pid, Signal::KILL);
+                    let _ = waitpid(Some(pid), WaitOptions::empty());
                     break Outcome::Hung;
                 }
-                _ if libc::WIFSIGNALED(status) => break Outcome::Killed(libc::WTERMSIG(status)),
-                _ => break Outcome::Exited(libc::WEXITSTATUS(status)),
+                Ok(Some((_, status))) => match status.terminating_signal() {
+                    Some(signal) => break Outcome::Killed(signal),
+                    None => break Outcome::Exited(status.exit_status().unwrap_or_default()),
+                },
+                Err(error) => return Err(error).context("cannot wait for the program"),
             }
         };
         if group {
-            // SAFETY: what is left of the program.
-            unsafe { libc::kill(-pid, libc::SIGKILL) };
+            // What is left of the program.
+            let _ = kill_process_group(pid, Signal::KILL);
         }
         meanwhile(&hijack);
         let acted = hijack.rule_hits().first().is_some_and(|(_, acts)| *acts > 0);

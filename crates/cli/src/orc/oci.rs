@@ -21,7 +21,7 @@ use orrery_orc_client::{Client, SOCKET};
 use orrery_orc_rootfs::Content;
 use serde_json::Value;
 
-use super::rootfs::{CONTENT, Place};
+use super::rootfs::{CONTENT, TreeLayout};
 use request::Request;
 
 /// The directory of a trust domain for containers.
@@ -70,14 +70,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             }
         }
         Request::Delete(container) => {
-            let place = tree_of(&container, &arguments.content);
-            if let Some(place) = place.filter(|place| place.tree.exists()) {
+            let layout = tree_of(&container, &arguments.content);
+            if let Some(layout) = layout.filter(|layout| layout.tree.exists()) {
                 let status = Command::new(&arguments.runtime)
                     .args(&arguments.arguments)
                     .status()
-                    .with_context(|| format!("run {}", arguments.runtime.display()))?;
+                    .with_context(|| format!("cannot run {}", arguments.runtime.display()))?;
                 if status.success() {
-                    place.remove()?;
+                    layout.remove()?;
                 }
                 std::process::exit(status.code().unwrap_or(1));
             }
@@ -105,16 +105,16 @@ fn check_domain(directory: &Path) -> Result<()> {
 fn share(bundle: &Path, directory: &Path) -> Result<()> {
     let directory = directory
         .canonicalize()
-        .with_context(|| format!("find the store's directory {}", directory.display()))?;
+        .with_context(|| format!("cannot find the store's directory {}", directory.display()))?;
     check_domain(&directory)?;
-    let auditor =
-        orrery_orc_auditor::find(&directory).context("find the auditor that the store has installed")?;
-    let home = auditor.parent().context("find the directory of the auditor")?;
+    let auditor = orrery_orc_auditor::find(&directory)
+        .context("cannot find the auditor that the store has installed")?;
+    let home = auditor.parent().context("cannot find the directory of the auditor")?;
     let for_loaders = orrery_orc_auditor::path_for_loaders(&auditor);
-    let name = for_loaders.strip_prefix(home).context("find the auditor in its directory")?;
+    let name = for_loaders.strip_prefix(home).context("cannot find the auditor in its directory")?;
     let path = bundle.join("config.json");
     let mut config = load(&path)?;
-    let owner = std::fs::metadata(directory.join(SOCKET)).context("find the store's socket")?.uid();
+    let owner = std::fs::metadata(directory.join(SOCKET)).context("cannot find the store's socket")?.uid();
     if !container::has_number(&config, owner) {
         bail!(
             "the store's user {owner} has no number in its user namespace: it could not tell whose the store is"
@@ -127,30 +127,31 @@ fn share(bundle: &Path, directory: &Path) -> Result<()> {
     save(&path, &config)
 }
 
-/// Returns the place of a container's tree.
-fn tree_of(container: &OsStr, content: &Path) -> Option<Place> {
+/// Returns the paths of a container's tree.
+fn tree_of(container: &OsStr, content: &Path) -> Option<TreeLayout> {
     let name = container
         .to_str()
         .filter(|name| !name.is_empty() && !name.starts_with('.') && !name.contains('/'))?;
-    Some(Place::new(&content.parent()?.join("trees"), name))
+    Some(TreeLayout::new(&content.parent()?.join("trees"), name))
 }
 
 /// Makes a tree of the container's root file system, which it has in place of it.
 fn share_root(bundle: &Path, container: &OsStr, content: &Path) -> Result<()> {
-    let bundle = bundle.canonicalize().with_context(|| format!("find the bundle {}", bundle.display()))?;
+    let bundle =
+        bundle.canonicalize().with_context(|| format!("cannot find the bundle {}", bundle.display()))?;
     let path = bundle.join("config.json");
     let mut config = load(&path)?;
     let root = bundle.join(config["root"]["path"].as_str().unwrap_or("rootfs"));
     let is_writable = !config["root"]["readonly"].as_bool().unwrap_or(false);
-    let place = tree_of(container, content).context("the container's name cannot be that of a tree")?;
+    let layout = tree_of(container, content).context("the container's name cannot be that of a tree")?;
     // One of this name that nobody deleted.
-    place.remove()?;
-    let shared = place.mount(&Content::open(content)?, &root, is_writable).and_then(|_| {
-        container::set_root(&mut config, &place.tree)?;
+    layout.remove()?;
+    let shared = layout.mount(&Content::open(content)?, &root, is_writable).and_then(|_| {
+        container::set_root(&mut config, &layout.tree)?;
         save(&path, &config)
     });
     if shared.is_err() {
-        let _ = place.remove();
+        let _ = layout.remove();
     }
     shared
 }
@@ -162,8 +163,9 @@ fn share_further(runtime: &Path, global: &[OsString], process: &Path, container:
         .arg("state")
         .arg(container)
         .output()
-        .with_context(|| format!("run {}", runtime.display()))?;
-    let state: Value = serde_json::from_slice(&output.stdout).context("find the bundle of the container")?;
+        .with_context(|| format!("cannot run {}", runtime.display()))?;
+    let state: Value =
+        serde_json::from_slice(&output.stdout).context("cannot find the bundle of the container")?;
     let bundle = state["bundle"].as_str().context("the container has no bundle")?;
     let config = load(&Path::new(bundle).join("config.json"))?;
     let Some(auditor) = container::auditor(&config) else { return Ok(()) };
@@ -173,8 +175,8 @@ fn share_further(runtime: &Path, global: &[OsString], process: &Path, container:
 }
 
 fn load(path: &Path) -> Result<Value> {
-    let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("cannot understand {}", path.display()))
 }
 
 /// Writes a file whole or not at all.
@@ -183,5 +185,5 @@ fn save(path: &Path, value: &Value) -> Result<()> {
     draft.push(format!(".orrery-{}", std::process::id()));
     std::fs::write(&draft, serde_json::to_vec(value)?)
         .and_then(|()| std::fs::rename(&draft, path))
-        .with_context(|| format!("write {}", path.display()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -40,14 +40,14 @@ pub(super) struct Arguments {
     trees: Vec<PathBuf>,
 }
 
-/// What belongs to one tree, in the output directory.
-pub(super) struct Place {
+/// The paths of one tree in the output directory.
+pub(super) struct TreeLayout {
     pub(super) tree: PathBuf,
     layers: PathBuf,
 }
 
-impl Place {
-    /// Returns the place of the tree of this name.
+impl TreeLayout {
+    /// Returns the paths of the tree of this name.
     pub(super) fn new(output: &Path, name: &str) -> Self {
         Self { tree: output.join(name), layers: output.join(format!(".{name}.layers")) }
     }
@@ -58,7 +58,8 @@ impl Place {
 
     /// Makes the names of `tree`, and mounts it.
     pub(super) fn mount(&self, content: &Content, tree: &Path, is_writable: bool) -> Result<Summary> {
-        fs::create_dir_all(&self.layers).with_context(|| format!("create {}", self.layers.display()))?;
+        fs::create_dir_all(&self.layers)
+            .with_context(|| format!("cannot create {}", self.layers.display()))?;
         let summary = names::write(content, tree, &self.names())?;
         self.mount_again(content, is_writable)?;
         Ok(summary)
@@ -66,15 +67,16 @@ impl Place {
 
     fn mount_again(&self, content: &Content, is_writable: bool) -> Result<()> {
         let [upper, work] = ["upper", "work"].map(|name| self.layers.join(name));
-        let create =
-            |path: &Path| fs::create_dir_all(path).with_context(|| format!("create {}", path.display()));
+        let create = |path: &Path| {
+            fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
+        };
         create(&self.tree)?;
         let layer = Upper { upper: &upper, work: &work };
         if is_writable {
             create(&upper)?;
             create(&work)?;
-            let mode = fs::metadata(self.names()).context("find the names of the tree")?.permissions();
-            fs::set_permissions(&upper, mode).context("set the mode of the upper layer")?;
+            let mode = fs::metadata(self.names()).context("cannot find the names of the tree")?.permissions();
+            fs::set_permissions(&upper, mode).context("cannot set the mode of the upper layer")?;
         }
         Ok(overlay::mount(content, &self.names(), is_writable.then_some(layer), &self.tree)?)
     }
@@ -93,49 +95,49 @@ impl Place {
 
 /// Makes or removes the trees.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let absolute = |path: &Path| std::path::absolute(path).context("find the working directory");
+    let absolute = |path: &Path| std::path::absolute(path).context("cannot find the working directory");
     let output = absolute(&arguments.output)?;
-    let mut places = Vec::new();
+    let mut layouts = Vec::new();
     for tree in &arguments.trees {
         let name = absolute(tree)?;
         let name = name.file_name().and_then(|name| name.to_str());
         let name = name.with_context(|| format!("cannot name a tree like {}", tree.display()))?.to_owned();
-        if places.iter().any(|(_, other, _)| *other == name) {
+        if layouts.iter().any(|(_, other, _)| *other == name) {
             bail!("cannot make two trees with the name {name}: rename one");
         }
-        let place = Place::new(&output, &name);
-        places.push((tree, name, place));
+        let layout = TreeLayout::new(&output, &name);
+        layouts.push((tree, name, layout));
     }
     if arguments.remove {
-        return places.iter().try_for_each(|(_, _, place)| place.remove());
+        return layouts.iter().try_for_each(|(_, _, layout)| layout.remove());
     }
-    for (tree, name, place) in &places {
+    for (tree, name, layout) in &layouts {
         let is_taken =
-            place.tree.exists() && fs::read_dir(&place.tree).is_ok_and(|mut all| all.next().is_some());
+            layout.tree.exists() && fs::read_dir(&layout.tree).is_ok_and(|mut all| all.next().is_some());
         if is_taken {
-            bail!("cannot make {}: it is there; remove it with --remove {name}", place.tree.display());
+            bail!("cannot make {}: it is there; remove it with --remove {name}", layout.tree.display());
         }
-        if !place.names().exists() && !tree.is_dir() {
+        if !layout.names().exists() && !tree.is_dir() {
             bail!("cannot share {}: it is no directory", tree.display());
         }
     }
     let content = Content::open(&absolute(&arguments.content)?)?;
-    fs::create_dir_all(&output).with_context(|| format!("create {}", output.display()))?;
-    for (tree, _, place) in &places {
-        if place.names().exists() {
-            place.mount_again(&content, arguments.writable)?;
-            println!("{}: mounted", place.tree.display());
+    fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
+    for (tree, _, layout) in &layouts {
+        if layout.names().exists() {
+            layout.mount_again(&content, arguments.writable)?;
+            println!("{}: mounted", layout.tree.display());
             continue;
         }
-        let summary = make(arguments, &content, tree, place);
+        let summary = make(arguments, &content, tree, layout);
         if summary.is_err() {
             // Half a tree is none.
-            let _ = place.remove();
+            let _ = layout.remove();
         }
         let Summary { files, bytes, new_bytes } = summary?;
         println!(
             "{}: {files} files, {}, of which {} were there",
-            place.tree.display(),
+            layout.tree.display(),
             size(bytes),
             size(bytes - new_bytes)
         );
@@ -143,18 +145,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn make(arguments: &Arguments, content: &Content, tree: &Path, place: &Place) -> Result<Summary> {
+fn make(arguments: &Arguments, content: &Content, tree: &Path, layout: &TreeLayout) -> Result<Summary> {
     if !arguments.links {
-        match place.mount(content, tree, arguments.writable) {
+        match layout.mount(content, tree, arguments.writable) {
             Err(error)
                 if !arguments.writable
                     && matches!(error.downcast_ref(), Some(Error::NoDataOnlyLayers { .. })) =>
             {
                 eprintln!("orrery orc rootfs: {error:#}: hard links are made instead");
-                place.remove()?;
+                layout.remove()?;
             }
             other => return other,
         }
     }
-    Ok(links::write(content, tree, &place.tree)?)
+    Ok(links::write(content, tree, &layout.tree)?)
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use orrery_orthros_host::{DiskConfig, DiskSource, Fault, Pair, PairConfig, Service, cache};
 
 use super::counter::{Counter, PATIENCE, expect_logged};
-use super::place::Place;
+use super::workspace::Workspace;
 use super::{Common, Story};
 
 const DATA: &str = "/data";
@@ -27,8 +27,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let common = &arguments.common;
     let story = Story::new(common.json);
-    let place = Place::new()?;
-    let directory = common.directory.clone().unwrap_or_else(|| place.directory().to_owned());
+    let workspace = Workspace::new()?;
+    let directory = common.directory.clone().unwrap_or_else(|| workspace.directory().to_owned());
     let words =
         ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", DATA, "--appendonly", "yes"];
     let config = PairConfig {
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         memory_mib: common.memory,
         cpus: common.cpus,
         silence: Duration::from_secs_f64(common.silence),
-        network: Some(place.network()),
+        network: Some(workspace.network()),
         disk: Some(DiskConfig { source: DiskSource::New(64 << 20), mount: DATA.to_owned(), content: None }),
         append: String::new(),
     };

@@ -25,7 +25,7 @@ use orrery_orthros_host::{Cause, DiskConfig, DiskSource, Error, Fault, Pair, Pai
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE, expect_logged};
-use super::place::Place;
+use super::workspace::Workspace;
 use super::{Common, Story};
 
 const CLIENTS: usize = 3;
@@ -113,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let text =
         format!("seed {}; {} of {} crashes are recorded", arguments.seed, crashes.len(), arguments.crashes);
     story.tell("start", None, text)?;
-    let place = Place::new()?;
+    let workspace = Workspace::new()?;
     let mut scene = None;
     for number in 1..=arguments.crashes {
         if crashes.iter().any(|crash| crash.number == number) {
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let after = draw(arguments.seed, number, 1) % LOAD;
         let mut current = match scene.take() {
             Some(scene) => scene,
-            None => Scene::new(&arguments.common, &place)?,
+            None => Scene::new(&arguments.common, &workspace)?,
         };
         let mut crash = Crash {
             seed: arguments.seed,
@@ -139,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             why: None,
         };
         current.crash(kind, &mut crash)?;
-        story.tell("crash", crash.rebuilt, crash.told())?;
+        story.tell("crash", crash.rebuilt, crash.describe())?;
         if let Some(path) = &arguments.record {
             let mut line = serde_json::to_vec(&crash)?;
             line.push(b'\n');
@@ -182,7 +182,7 @@ fn recorded(path: &Path, seed: u64) -> Result<Vec<Crash>> {
 }
 
 impl Crash {
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let mut text = format!("{:3}  {:7} after {:4} ms: ", self.number, self.kind, self.after);
         match (self.outcome, &self.why) {
             (Outcome::Survived, _) => text.push_str("survived"),
@@ -301,8 +301,8 @@ impl Drop for Client {
 }
 
 impl Scene {
-    fn new(common: &Common, place: &Place) -> Result<Self> {
-        let directory = tempfile::tempdir_in(place.directory())?;
+    fn new(common: &Common, workspace: &Workspace) -> Result<Self> {
+        let directory = tempfile::tempdir_in(workspace.directory())?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
         let service = Service {
             argv: words,
@@ -316,7 +316,7 @@ impl Scene {
             memory_mib: common.memory,
             cpus: common.cpus,
             silence: Duration::from_secs_f64(common.silence),
-            network: Some(place.network()),
+            network: Some(workspace.network()),
             disk: Some(DiskConfig {
                 source: DiskSource::New(256 << 20),
                 mount: "/data".to_owned(),
@@ -475,7 +475,7 @@ mod tests {
         let mut crash = crash(7, "oops", Outcome::Survived);
         (crash.rebuilt, crash.waited) = (Some(0.5), Some(1.0));
         crash.first = Some("guest1: its kernel has panicked".to_owned());
-        let told = crash.told();
+        let told = crash.describe();
         assert!(told.ends_with("1000 ms; the first try failed: guest1: its kernel has panicked"), "{told}");
         let line = serde_json::to_value(&crash).unwrap();
         assert_eq!((&line["outcome"], &line["first"]), (&"survived".into(), &crash.first.clone().into()));

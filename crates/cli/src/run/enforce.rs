@@ -236,7 +236,7 @@ impl Translation {
             }
         }
         let mut told: Vec<_> =
-            rules.iter().zip(&sorted).map(|(rule, (yes, no))| told(*rule, yes, no)).collect();
+            rules.iter().zip(&sorted).map(|(rule, (yes, no))| describe(*rule, yes, no)).collect();
         let services = policy.services();
         if services.sleep.is_some() || !services.remember.is_empty() {
             told.push(
@@ -262,7 +262,7 @@ fn some(names: &[&str]) -> String {
     }
 }
 
-fn told(rule: RuleView<'_>, yes: &[&str], no: &Reasons<'_>) -> String {
+fn describe(rule: RuleView<'_>, yes: &[&str], no: &Reasons<'_>) -> String {
     let mut parts = Vec::new();
     if !yes.is_empty() {
         parts.push(format!("enforced for {}", some(yes)));

@@ -50,9 +50,9 @@ pub(crate) struct Collector {
     questions: Limited<Answer>,
 }
 
-/// Where a server may be.
+/// A path at which a server may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct Endpoint {
     path: PathBuf,
     /// Whether a server must be there: the user has named it, or its process was found.
     is_certain: bool,
@@ -126,18 +126,18 @@ impl Collector {
     }
 
     /// Returns where servers of a kind may be, each place once.
-    fn places(&self, kind: Kind, processes: &Processes) -> Vec<Place> {
+    fn places(&self, kind: Kind, processes: &Processes) -> Vec<Endpoint> {
         let named = self.selection.sockets.iter().filter(|(of, _)| *of == kind).map(|(_, path)| path.clone());
         let found = processes.sockets(kind);
-        let certain = named.chain(found).map(|path| Place { path: socket(kind, path), is_certain: true });
+        let certain = named.chain(found).map(|path| Endpoint { path: socket(kind, path), is_certain: true });
         let usual = match kind {
             Kind::Warm => warm::usual_sockets(),
             Kind::Orc => orc::usual_sockets(),
             Kind::Manager => manager::usual_sockets(),
             _ => Vec::new(),
         };
-        let usual = usual.into_iter().map(|path| Place { path, is_certain: false });
-        let mut places: Vec<Place> = Vec::new();
+        let usual = usual.into_iter().map(|path| Endpoint { path, is_certain: false });
+        let mut places: Vec<Endpoint> = Vec::new();
         for mut place in certain.chain(usual) {
             // Two names of one socket are one place. What leads into another mount namespace has no other name here.
             if !place.path.starts_with("/proc") {
@@ -161,7 +161,7 @@ fn socket(kind: Kind, path: PathBuf) -> PathBuf {
     if path.is_dir() { path.join(name) } else { path }
 }
 
-fn ask(kind: Kind, place: &Place, processes: &Processes) -> Answer {
+fn ask(kind: Kind, place: &Endpoint, processes: &Processes) -> Answer {
     let path = &place.path;
     if !place.is_certain && !path.exists() {
         return Ok(Vec::new());
@@ -246,7 +246,7 @@ mod tests {
             let status = collector(&[kind], &[(kind, path.clone())]).take();
             let name = path.display().to_string();
             assert!(status.unreadable.iter().any(|one| one.kind == kind && one.name == name), "{status:?}");
-            let place = Place { path, is_certain: false };
+            let place = Endpoint { path, is_certain: false };
             assert!(ask(kind, &place, &Processes::default()).unwrap().is_empty());
         }
     }
@@ -258,9 +258,9 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         drop(UnixListener::bind(orrery_warm::server::control_path(&path)).unwrap());
         for kind in [Kind::Warm, Kind::Orc, Kind::Orthros] {
-            let place = Place { path: path.clone(), is_certain: false };
+            let place = Endpoint { path: path.clone(), is_certain: false };
             assert!(ask(kind, &place, &Processes::default()).unwrap().is_empty(), "{kind:?}");
-            let place = Place { is_certain: true, ..place };
+            let place = Endpoint { is_certain: true, ..place };
             assert!(ask(kind, &place, &Processes::default()).is_err(), "{kind:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! Symbols of an executive for debuggers: it is in no file that they could read.
 //!
 //! A debugger finds the callers of a function by what the file of its code says about frames. A thread that sleeps in a call stands in
-//! the executive: in a gate, or behind the frame of a dispatched call. The image's ELF file says of both how the program's own
+//! the executive: in a trampoline, or behind the frame of a dispatched call. The image's ELF file says of both how the program's own
 //! registers are found from there (`.debug_frame`, by the assembly in `dispatch/assembly`), and is given to the debugger with the address at which the
 //! image is: recognized by its first page, which names the build and is the same in every tracee. Its code would do as well, but a core
 //! dump lacks code that tracees share; of what begins like an ELF file it has the first page (core(5)).
@@ -78,7 +78,7 @@ mod tests {
         let file = object::File::parse(symbols()).unwrap();
         let frames = file.section_by_name(".debug_frame").unwrap().data().unwrap();
         assert!(frames.len() > 2000, "{}", frames.len());
-        // DW_CFA_expression for rip: a gate's.
+        // DW_CFA_expression for rip: a trampoline's.
         assert!(frames.windows(5).any(|bytes| bytes == [0x10, 16, 13, 0x80, 0]));
         // DW_CFA_def_cfa_expression, rsp's place in a signal frame: the restorer's.
         assert!(frames.windows(6).any(|bytes| bytes == [0x0f, 4, 0x77, 0xa0, 1, 0x06]));

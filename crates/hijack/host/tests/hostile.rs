@@ -329,7 +329,7 @@ fn tracees_can_be_debugged() {
     }
 }
 
-/// A thread that sleeps in a call from a rewritten place stands in a gate: the program's frames are found from there, in the tracee
+/// A thread that sleeps in a call from a rewritten place is in a trampoline: the program's frames are found from there, in the tracee
 /// itself and in what is left of it.
 #[test]
 fn frames_are_found_from_within_a_call() {

@@ -217,7 +217,7 @@ impl Sampled {
     }
 }
 
-/// By frame pointers: gates and stubs leave the program's alone.
+/// By frame pointers: trampolines and stubs leave the program's alone.
 #[test]
 fn perf_finds_who_calls() {
     if is_missing(&["perf"]) {

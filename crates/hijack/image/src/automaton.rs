@@ -68,7 +68,7 @@ impl<'a> Automaton<'a> {
 
 /// Where in a name a walk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum NameState {
     /// The last byte was a slash.
     Start,
     /// Behind a slash and a dot.
@@ -97,7 +97,7 @@ pub struct Walk<'a> {
     state: u16,
     /// What the state was before the last slash; `None` where nothing was.
     before: Option<u16>,
-    place: Place,
+    place: NameState,
 }
 
 impl<'a> Walk<'a> {
@@ -109,7 +109,7 @@ impl<'a> Walk<'a> {
     /// The walk of a path that begins in a directory, whose own path has led to this state; `None` for the root.
     fn below(automaton: Automaton<'a>, directory: Option<u16>) -> Self {
         let state = automaton.step(directory.unwrap_or(START), b'/');
-        Self { automaton, state, before: directory, place: Place::Start }
+        Self { automaton, state, before: directory, place: NameState::Start }
     }
 
     /// The walk of a path that begins in the directory of this path: from the root, without dots, with no zero behind it.
@@ -124,28 +124,28 @@ impl<'a> Walk<'a> {
     /// Reads on. Bytes behind the zero that ends the path are not looked at, but must be readable.
     pub fn feed(&mut self, bytes: &[u8]) -> Progress {
         for (at, byte) in bytes.iter().enumerate() {
-            if self.state == DEAD && self.place == Place::Within {
+            if self.state == DEAD && self.place == NameState::Within {
                 return self.dead(bytes.get(at..).unwrap_or(&[]));
             }
             match (*byte, self.place) {
-                (0, Place::Dots) | (b'/', Place::Dots) => return Progress::Upwards,
+                (0, NameState::Dots) | (b'/', NameState::Dots) => return Progress::Upwards,
                 (0, _) => return Progress::Fits(self.end()),
-                (b'/', Place::Start) => {}
-                (b'/', Place::Dot) => {
+                (b'/', NameState::Start) => {}
+                (b'/', NameState::Dot) => {
                     self.state = self.automaton.step(self.before.unwrap_or(START), b'/');
-                    self.place = Place::Start;
+                    self.place = NameState::Start;
                 }
-                (b'/', Place::Within) => {
+                (b'/', NameState::Within) => {
                     self.before = Some(self.state);
                     self.state = self.automaton.step(self.state, b'/');
-                    self.place = Place::Start;
+                    self.place = NameState::Start;
                 }
                 (byte, place) => {
                     self.state = self.automaton.step(self.state, byte);
                     self.place = match (byte, place) {
-                        (b'.', Place::Start) => Place::Dot,
-                        (b'.', Place::Dot) => Place::Dots,
-                        _ => Place::Within,
+                        (b'.', NameState::Start) => NameState::Dot,
+                        (b'.', NameState::Dot) => NameState::Dots,
+                        _ => NameState::Within,
                     };
                 }
             }
@@ -186,7 +186,7 @@ impl<'a> Walk<'a> {
             }
         }
         // A dot at the end may be the first of two: as if it were the first of a name.
-        self.place = if dot != 0 { Place::Dot } else { Place::Within };
+        self.place = if dot != 0 { NameState::Dot } else { NameState::Within };
         if dot != 0 {
             self.before = Some(DEAD);
         }
@@ -195,10 +195,10 @@ impl<'a> Walk<'a> {
 
     fn end(&self) -> u64 {
         let state = match (self.place, self.before) {
-            (Place::Within | Place::Dots, _) => self.state,
-            (Place::Start | Place::Dot, Some(before)) => before,
+            (NameState::Within | NameState::Dots, _) => self.state,
+            (NameState::Start | NameState::Dot, Some(before)) => before,
             // The root itself.
-            (Place::Start | Place::Dot, None) => self.automaton.step(START, b'/'),
+            (NameState::Start | NameState::Dot, None) => self.automaton.step(START, b'/'),
         };
         self.automaton.fits(state)
     }

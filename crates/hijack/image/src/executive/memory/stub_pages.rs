@@ -128,15 +128,15 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
         .any(|page| page < end && start < page + PAGE)
 }
 
-/// Where a stub will be.
-pub(crate) struct Place {
+/// The room for one stub.
+pub(crate) struct StubSlot {
     /// The address of the stub.
     pub(crate) at: u64,
     page: &'static Page,
     units: u64,
 }
 
-impl Place {
+impl StubSlot {
     fn new(page: &'static Page, at: u64) -> Option<Self> {
         let offset = at.checked_sub(page.start.load(Relaxed))?;
         if offset + STUB as u64 > PAGE {
@@ -163,16 +163,18 @@ impl Place {
 
 /// A place for the stub of a jump at `window`, which is code of the range `[start, end)`; of the jump's distance, the
 /// bits in `mask` must be those of `value`.
-pub(crate) fn find(window: u64, (mask, value): (u32, u32), start: u64, end: u64) -> Option<Place> {
+pub(crate) fn find(window: u64, (mask, value): (u32, u32), start: u64, end: u64) -> Option<StubSlot> {
     if mask == 0 { anywhere(window, start, end) } else { at_distance(window + JUMP as u64, mask, value) }
 }
 
-fn anywhere(window: u64, start: u64, end: u64) -> Option<Place> {
+fn anywhere(window: u64, start: u64, end: u64) -> Option<StubSlot> {
     let near = |page: u64| page.abs_diff(window) < REACH;
     let in_page = |page: &'static Page| {
         let first = page.start.load(Relaxed);
         let places = (first..first + PAGE).step_by(UNIT as usize);
-        (first != 0 && near(first)).then(|| places.into_iter().find_map(|at| Place::new(page, at))).flatten()
+        (first != 0 && near(first))
+            .then(|| places.into_iter().find_map(|at| StubSlot::new(page, at)))
+            .flatten()
     };
     if let Some(place) = PAGES_OF_STUBS.iter().find_map(in_page) {
         return Some(place);
@@ -184,7 +186,7 @@ fn anywhere(window: u64, start: u64, end: u64) -> Option<Place> {
     below.chain(lowest).chain(above).find_map(|at| in_page(map(at & !(PAGE - 1))?))
 }
 
-fn at_distance(origin: u64, mask: u32, value: u32) -> Option<Place> {
+fn at_distance(origin: u64, mask: u32, value: u32) -> Option<StubSlot> {
     // The lowest bits that are free make a span of addresses; those between and above are tried out, from the top: that
     // is below the site, and next to it.
     let span = (1_u32 << mask.trailing_zeros().min(31)) - 1;
@@ -207,7 +209,7 @@ fn at_distance(origin: u64, mask: u32, value: u32) -> Option<Place> {
 }
 
 /// A place whose address is one of these.
-fn within(first: u64, last: u64, tries: &mut usize) -> Option<Place> {
+fn within(first: u64, last: u64, tries: &mut usize) -> Option<StubSlot> {
     let in_page = |page: &'static Page| {
         let start = page.start.load(Relaxed);
         if start == 0 || start > last || start + PAGE <= first {
@@ -215,7 +217,7 @@ fn within(first: u64, last: u64, tries: &mut usize) -> Option<Place> {
         }
         let from = first.max(start);
         let places = (from..=last.min(start + PAGE - 1)).step_by(UNIT as usize);
-        places.into_iter().find_map(|at| Place::new(page, at))
+        places.into_iter().find_map(|at| StubSlot::new(page, at))
     };
     if let Some(place) = PAGES_OF_STUBS.iter().find_map(in_page) {
         return Some(place);
