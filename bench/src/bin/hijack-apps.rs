@@ -376,8 +376,7 @@ impl Nginx {
         let root = prefix.join("www");
         fs::create_dir_all(&root)?;
         fs::write(root.join("page"), [b'p'; 4096])?;
-        // SAFETY: asks for a number.
-        let user = if unsafe { libc::geteuid() } == 0 { "user root;" } else { "" };
+        let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
         let text = format!(
             "daemon off; worker_processes 1; {user} pid pid; error_log errors;
             events {{ worker_connections 512; }}

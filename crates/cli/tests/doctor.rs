@@ -168,8 +168,7 @@ fn public_copy() -> (tempfile::TempDir, PathBuf) {
 
 /// The doctor as an ordinary user without groups, or nothing where we are none to become one.
 fn unprivileged(program: &PathBuf) -> Option<Command> {
-    // SAFETY: it only asks.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         orrery_testing::skipped!("only root can become somebody else");
         return None;
     }

@@ -51,8 +51,7 @@ fn works(recipe: &str, needs: &[&str]) {
 }
 
 fn is_root() -> bool {
-    // SAFETY: asks for a number.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
 
 #[test]

@@ -214,8 +214,7 @@ fn programs_that_gain_privileges_are_refused() {
     if facility::is_missing() {
         return;
     }
-    // SAFETY: the call takes no pointer.
-    if unsafe { libc::geteuid() } != 0 || !is_there("setpriv") {
+    if !rustix::process::geteuid().is_root() || !is_there("setpriv") {
         skipped!("this needs the superuser, and setpriv");
         return;
     }
@@ -248,8 +247,7 @@ fn programs_in_other_pid_namespaces_are_followed() {
         let output = scene.run(&[], words);
         assert_eq!((text(&output.stderr).as_str(), output.status.code()), (denied, Some(1)), "{words:?}");
     }
-    // SAFETY: the call takes no pointer.
-    if unsafe { libc::geteuid() } == 0 && is_there("setpriv") {
+    if rustix::process::geteuid().is_root() && is_there("setpriv") {
         let orrery = scene.0.copy(ORRERY);
         let user = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
         let words = ["unshare", "-Upfr", "cat", "hidden/file"];

@@ -410,8 +410,7 @@ fn callers_and_programs_are_told_apart() {
         caller = '/nowhere/library.so'
         return = 12";
     let output = run(policy, &["sh", "-c", "id -ru; id -u"]);
-    // SAFETY: asks for a number.
-    assert_eq!(text(&output.stdout), format!("11\n{}\n", unsafe { libc::geteuid() }));
+    assert_eq!(text(&output.stdout), format!("11\n{}\n", rustix::process::geteuid().as_raw()));
     assert!(text(&output.stderr).contains("access(\"/etc/ld.so.preload\""), "{}", text(&output.stderr));
     let policy = "[[rule]]\ncall = 'getuid'\ncaller = 'libc.so*'\nreturn = 11";
     assert_eq!(text(&run(policy, &["id", "-ru"]).stdout), "11\n");

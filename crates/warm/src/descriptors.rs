@@ -22,12 +22,15 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// Those of `dup3(2)`.
-pub(crate) fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; the owner of the number does not use it any more, by the connection's arrangement.
+///
+/// # Safety
+/// Nothing uses or owns what is open at `number`.
+pub(crate) unsafe fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: nothing owns the number, by the caller's contract.
     if unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just opened.
+    // SAFETY: just opened by dup3, and nothing else owns the number.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -35,12 +38,15 @@ pub(crate) fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// `EBADF` where no such descriptor is open.
-pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+///
+/// # Safety
+/// If it is open, it was passed to this program, and nothing else owns it.
+pub unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the number is only probed; `F_GETFD` changes nothing.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: open, as just seen, and passed to this program for it to own.
+    // SAFETY: open, as just seen, and passed to this program for it to own, by the caller's contract.
     move_up(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

@@ -15,8 +15,7 @@ use orrery_testing::Killed;
 
 /// The directory of the objects of this user's programs, if objects have names here.
 fn directory(store: &Store) -> Option<PathBuf> {
-    // SAFETY: it only tells.
-    let uid = unsafe { libc::geteuid() };
+    let uid = rustix::process::geteuid().as_raw();
     let directory = store.path().join(format!("objects/{uid}"));
     let is_there = directory.join("index").exists();
     if !is_there {
@@ -284,8 +283,7 @@ fn start_as(store: &Store, uid: u32) -> Sleeper {
 
 #[test]
 fn other_users_reach_what_is_on_the_disk() {
-    // SAFETY: it only tells.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         orrery_testing::skipped!("only the superuser can start programs of other users");
         return;
     }
@@ -309,8 +307,7 @@ fn other_users_reach_what_is_on_the_disk() {
 
 #[test]
 fn other_users_have_folders_of_their_own() {
-    // SAFETY: it only tells.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         orrery_testing::skipped!("only the superuser can start programs of other users");
         return;
     }

@@ -108,8 +108,7 @@ fn waiting(store: &Store, program: &Path, arguments: &[&str], uid: u32) -> Kille
 
 #[test]
 fn programs_are_told_apart_and_so_are_their_trust_domains() {
-    // SAFETY: it only tells.
-    let own = unsafe { libc::geteuid() };
+    let own = rustix::process::geteuid().as_raw();
     let other = if own == 0 { 65_528 } else { own };
     let store = Store::new(&[]);
     let _ = store.client();

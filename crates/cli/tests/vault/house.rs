@@ -63,8 +63,7 @@ impl House {
 
     /// The same where nginx changes its user.
     pub(crate) fn new_as_root() -> Option<Self> {
-        // SAFETY: asks for a number.
-        if unsafe { libc::geteuid() } != 0 {
+        if !rustix::process::geteuid().is_root() {
             orrery_testing::skipped!("not root");
             return None;
         }

@@ -94,12 +94,9 @@ fn make(mount: &Mount) -> Result<Mounted> {
         return Err(Error::system("make a process that unpacks an archive"));
     }
     let received = receive(&ours);
-    // SAFETY: waits for a child of this process.
-    while unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) } < 0 {
-        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            break;
-        }
-    }
+    let _ = rustix::io::retry_on_intr(|| {
+        rustix::process::waitpid(rustix::process::Pid::from_raw(child), rustix::process::WaitOptions::empty())
+    });
     let root = match received.map_err(failed_io)? {
         (_, Some(root)) => root,
         (message, None) => return Err(failed(message)),
@@ -112,17 +109,13 @@ fn make(mount: &Mount) -> Result<Mounted> {
 fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
     let context = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     let root = detached_tmpfs()?;
-    // SAFETY: this process has nothing to lose by another root directory.
-    unsafe {
-        checked(libc::fchdir(root.as_raw_fd())).map_err(context("enter the mount"))?;
-        checked(libc::chroot(c".".as_ptr())).map_err(context("chroot into the mount"))?;
-        libc::umask(0);
-    }
+    rustix::process::fchdir(&root).map_err(|error| context("enter the mount")(error.into()))?;
+    rustix::process::chroot(c".").map_err(|error| context("chroot into the mount")(error.into()))?;
+    rustix::process::umask(rustix::fs::Mode::empty());
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
-    // SAFETY: the call takes no pointer.
-    archive.set_preserve_ownerships(unsafe { libc::geteuid() } == 0 && is_privileged());
+    archive.set_preserve_ownerships(rustix::process::geteuid().is_root() && is_privileged());
     let mut entries = 0;
     for entry in archive.entries().map_err(context("read the archive"))? {
         let mut entry = entry.map_err(context("read the archive: is it a tar file?"))?;
@@ -197,9 +190,8 @@ fn try_tmpfs() -> io::Result<OwnedFd> {
 
 /// Gives this process namespaces in which it may mount, and in which its user is the same.
 fn enter_namespaces() -> io::Result<()> {
-    // SAFETY: asks for numbers; a child without threads leaves its parent's namespaces.
-    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: the arguments are descriptors, flags, and strings that end with a zero.
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    // SAFETY: a child without threads leaves its parent's namespaces.
     unsafe { checked(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS))? };
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;

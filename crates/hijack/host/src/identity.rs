@@ -51,8 +51,7 @@ mod tests {
     #[test]
     fn this_process_is_found() {
         let own = of_thread(i32::try_from(std::process::id()).unwrap()).unwrap();
-        // SAFETY: the call takes no pointer.
-        assert_eq!(own.users[1], unsafe { libc::geteuid() });
+        assert_eq!(own.users[1], rustix::process::geteuid().as_raw());
         assert_eq!(of_thread(i32::MAX), None);
     }
 }

@@ -40,6 +40,7 @@ use crate::unfollowed;
 use orrery_sys::process_memory;
 use orrery_sys::ptrace::Tracee;
 use puppet::{LATE, Puppet};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// How the executive is to behave.
 #[derive(Debug)]
@@ -115,8 +116,8 @@ pub(crate) fn inject(
     let detached = tracee.detach();
     for (signal, late) in LATE.into_iter().zip(result.unwrap_or_default()) {
         if late {
-            // SAFETY: sends a process what it was sent.
-            unsafe { libc::kill(pid, signal) };
+            let target = Pid::from_raw(pid).zip(Signal::from_named_raw(signal));
+            let _gone = target.map(|(pid, signal)| kill_process(pid, signal));
         }
     }
     detached

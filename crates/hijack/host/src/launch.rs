@@ -394,16 +394,17 @@ impl Child {
     /// # Errors
     /// Where another thread has waited for it.
     pub fn wait(self) -> Result<std::process::ExitStatus> {
-        let mut status = 0;
-        loop {
-            // SAFETY: waits for a child of this process.
-            if unsafe { libc::waitpid(self.pid, &raw mut status, 0) } >= 0 {
-                return Ok(std::os::unix::process::ExitStatusExt::from_raw(status));
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(Error::System { operation: "wait for the program", source: error });
-            }
+        let pid = rustix::process::Pid::from_raw(self.pid);
+        let ended = rustix::io::retry_on_intr(|| {
+            rustix::process::waitpid(pid, rustix::process::WaitOptions::empty())
+        });
+        match ended {
+            Ok(Some((_, status))) => Ok(std::os::unix::process::ExitStatusExt::from_raw(status.as_raw())),
+            Ok(None) => Err(Error::System {
+                operation: "wait for the program",
+                source: io::Error::from_raw_os_error(libc::ECHILD),
+            }),
+            Err(error) => Err(Error::System { operation: "wait for the program", source: error.into() }),
         }
     }
 }

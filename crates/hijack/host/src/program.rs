@@ -1,7 +1,7 @@
 //! Checks of a program before it is started, so that errors are reported before anything happened.
 
 use std::env;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -49,12 +49,7 @@ fn in_path(name: &OsStr, seen: &dyn Fn(&Path) -> PathBuf) -> Result<PathBuf> {
 }
 
 fn executable(program: &Path) -> io::Result<()> {
-    let name = CString::new(program.as_os_str().as_bytes())?;
-    // SAFETY: the name ends with a zero.
-    match unsafe { libc::access(name.as_ptr(), libc::X_OK) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(rustix::fs::access(program, rustix::fs::Access::EXEC_OK)?)
 }
 
 /// Checks one file, which the kernel has at `place`; the interpreter, if it is a script.
@@ -126,14 +121,12 @@ fn name_of((class, machine): (u8, u16)) -> String {
 }
 
 fn has_capabilities(program: &Path) -> bool {
-    let Ok(name) = CString::new(program.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both names end with a zero; only a size is asked for.
-    unsafe { libc::getxattr(name.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
+    // Version 3 of the attribute, the longest, has 24 bytes.
+    rustix::fs::getxattr(program, c"security.capability", &mut [0_u8; 64]).is_ok_and(|length| length > 0)
 }
 
 fn is_root() -> bool {
-    // SAFETY: the call takes no pointer.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
 
 #[cfg(test)]

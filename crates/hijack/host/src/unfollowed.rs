@@ -1,9 +1,11 @@
 //! Programs under which no executive could be put, though they were executed already.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use orrery_hijack_image::policy::unfollowed::{PASS, REFUSE, WARN, message};
 use orrery_hijack_image::shared_page::Unfollowed;
+use rustix::fs::fstat;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 
 use crate::policy::{Policy, Strictness};
 
@@ -28,40 +30,29 @@ pub(crate) fn deal_with(pid: libc::pid_t, reason: Unfollowed, policy: &Policy, s
     }
     write(pid, strictness.messages, &message(treatment, reason.reason()).concat());
     if treatment == REFUSE {
-        // SAFETY: ends a process that this one traces.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        let _gone = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
 }
 
 /// Device and inode of this process's standard error.
 pub(crate) fn standard_error() -> [u64; 2] {
-    status(STANDARD_ERROR).unwrap_or_default()
+    identity(std::io::stderr().as_fd()).unwrap_or_default()
 }
 
-fn status(descriptor: libc::c_int) -> Option<[u64; 2]> {
-    // SAFETY: zeros are a valid `stat`, into which the kernel writes.
-    unsafe {
-        let mut status: libc::stat = std::mem::zeroed();
-        (libc::fstat(descriptor, &raw mut status) == 0).then_some([status.st_dev, status.st_ino])
-    }
+/// Returns the device and the inode of an open file.
+fn identity(file: BorrowedFd<'_>) -> Option<[u64; 2]> {
+    fstat(file).ok().map(|status| [status.st_dev, status.st_ino])
 }
 
 /// Writes a message to a process's standard error, if that is this file.
 fn write(pid: libc::pid_t, file: [u64; 2], text: &str) {
-    let own = |descriptor: libc::c_long| {
-        let descriptor = libc::c_int::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0)?;
-        // SAFETY: the descriptor was just made by a system call, and nobody else has it.
-        Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
-    };
-    // SAFETY: the calls take no pointers.
-    let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
-    let Some(process) = process else { return };
-    // SAFETY: the calls take no pointers.
-    let output = own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), STANDARD_ERROR, 0) });
+    let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let output =
+        process.and_then(|process| pidfd_getfd(process, STANDARD_ERROR, PidfdGetfdFlags::empty()).ok());
     if let Some(output) = output
-        && status(output.as_raw_fd()) == Some(file)
+        && identity(output.as_fd()) == Some(file)
     {
-        // SAFETY: the text has so many bytes. A message that cannot be written is one less.
-        unsafe { libc::write(output.as_raw_fd(), text.as_ptr().cast(), text.len()) };
+        // A message that cannot be written is one less.
+        let _unwritten = rustix::io::write(&output, text.as_bytes());
     }
 }

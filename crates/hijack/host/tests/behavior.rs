@@ -434,8 +434,7 @@ fn privileges_are_not_gained() {
     if facility::is_missing() {
         return;
     }
-    // SAFETY: the call takes no pointer.
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         orrery_testing::skipped!("only root can make a set-user-ID program");
         return;
     }

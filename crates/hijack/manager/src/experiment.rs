@@ -8,7 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use orrery_sys::scheduling::{self, Policy, Scheduling};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::cpu::{Account, Reservation};
@@ -100,11 +100,9 @@ impl Spinner {
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        // SAFETY: a child of this process that nobody has waited for.
-        unsafe {
-            libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
-        }
+        let Some(pid) = Pid::from_raw(self.pid) else { return };
+        let _ = kill_process(pid, Signal::KILL);
+        let _ = waitpid(Some(pid), WaitOptions::empty());
     }
 }
 
@@ -124,12 +122,12 @@ fn disturb(bursts: Bursts) {
     };
     loop {
         let gap = bursts.gap.mul_f64(-uniform().ln());
-        let pause = libc::timespec {
+        let pause = rustix::time::Timespec {
             tv_sec: i64::try_from(gap.as_secs()).unwrap_or(1),
             tv_nsec: gap.subsec_nanos().into(),
         };
-        // SAFETY: the kernel reads one `timespec`; no signal comes but the one that kills.
-        unsafe { libc::nanosleep(&raw const pause, std::ptr::null_mut()) };
+        // No signal comes but the one that kills.
+        let _ = rustix::thread::nanosleep(&pause);
         // So many tenths of a second until the first that ends the burst.
         let tenth = Duration::from_millis(100);
         let ends = tenth.as_secs_f64() / bursts.length.as_secs_f64().max(0.1);

@@ -74,8 +74,9 @@ pub(super) fn accept(entrance: &Entrance<'_>, number: RawFd) -> Result<Option<Ow
     loop {
         match entrance.next() {
             Ok(Some(connection)) => {
-                let moved = descriptors::move_to(connection, number);
-                return moved.map(Some).map_err(io_error("moving the connection"));
+                // SAFETY: the number is set aside for the connection, and the last one is over.
+                let moved = unsafe { descriptors::move_to(connection, number) };
+                return moved.map(Some).map_err(io_error("cannot move the connection"));
             }
             Ok(None) => return Ok(None),
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}

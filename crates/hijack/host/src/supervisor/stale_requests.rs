@@ -46,9 +46,8 @@ impl StaleRequests {
 }
 
 fn is_dead(thread: u32) -> bool {
-    let thread = i32::try_from(thread).unwrap_or(0);
-    // SAFETY: signal 0 asks whether there is such a thread.
-    thread != 0 && unsafe { libc::kill(thread, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
+    let thread = i32::try_from(thread).ok().and_then(rustix::process::Pid::from_raw);
+    thread.is_some_and(|thread| rustix::process::test_kill_process(thread) == Err(rustix::io::Errno::SRCH))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use orrery_sys::scheduling::{self, Policy, Scheduling, thread_cpu_time};
 use rustix::mm::MlockAllFlags;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::time::now;
 
@@ -69,13 +70,11 @@ fn limit_realtime() {
         // Async-signal-safe: one system call.
         let _ = scheduling::set(0, other);
     }
-    let limit = libc::rlimit { rlim_cur: 1_000_000, rlim_max: libc::RLIM_INFINITY };
     let handler: extern "C" fn(libc::c_int) = yield_priority;
-    // SAFETY: the limit is read; the handler makes one system call and touches no memory of the program.
-    unsafe {
-        libc::signal(libc::SIGXCPU, handler as *const () as libc::sighandler_t);
-        libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit);
-    }
+    // SAFETY: the handler makes one system call and touches no memory of the program.
+    unsafe { libc::signal(libc::SIGXCPU, handler as *const () as libc::sighandler_t) };
+    let limit = Rlimit { current: Some(1_000_000), maximum: None };
+    let _ = setrlimit(Resource::Rttime, limit);
 }
 
 /// The CPU time that the manager may use in each second.

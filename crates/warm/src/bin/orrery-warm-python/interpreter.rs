@@ -326,7 +326,7 @@ fn initialize(executable: &CStr) -> anyhow::Result<()> {
             let message =
                 if status.err_msg.is_null() { c"no reason given" } else { CStr::from_ptr(status.err_msg) };
             return Err(anyhow::anyhow!("{}", message.to_string_lossy()))
-                .with_context(|| format!("starting the interpreter {}", executable.to_string_lossy()));
+                .with_context(|| format!("cannot start the interpreter {}", executable.to_string_lossy()));
         }
     }
     Ok(())

@@ -44,14 +44,16 @@ fn run() -> anyhow::Result<()> {
     if rustix::process::getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != master) {
         bail!("the master has ended already");
     }
-    let listener = descriptors::inherited(listener).context("the listening socket")?;
+    // SAFETY: the master passed it under this number, and nothing else takes it.
+    let listener = unsafe { descriptors::inherited(listener) }.context("the listening socket")?;
     let page = {
-        let fd = descriptors::inherited(page).context("the status page")?;
+        // SAFETY: the master passed it under this number, and nothing else takes it.
+        let fd = unsafe { descriptors::inherited(page) }.context("the status page")?;
         StatusPage::open(fd.as_fd()).context("the status page")?
     };
     let config = read_config(config)?;
     let protections = match &config.sandbox {
-        Some(sandbox) => worker::sandbox::enter_namespaces(sandbox).context("sandbox")?,
+        Some(sandbox) => worker::sandbox::enter_namespaces(sandbox).context("cannot build the sandbox")?,
         None => Protections::default(),
     };
     forget_signals();
@@ -74,8 +76,9 @@ fn forget_signals() {
 }
 
 fn read_config(fd: RawFd) -> anyhow::Result<WorkerConfig> {
-    let fd = descriptors::inherited(fd).context("the configuration")?;
+    // SAFETY: the master passed it under this number, and nothing else takes it.
+    let fd = unsafe { descriptors::inherited(fd) }.context("the configuration")?;
     let mut bytes = Vec::new();
-    File::from(fd).read_to_end(&mut bytes).context("reading the configuration")?;
+    File::from(fd).read_to_end(&mut bytes).context("cannot read the configuration")?;
     postcard::from_bytes(&bytes).context("the configuration does not decode")
 }
