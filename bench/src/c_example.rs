@@ -18,7 +18,7 @@ pub(crate) fn build(name: &str, directory: &Path) -> Result<PathBuf> {
     );
     let root = machine::source_root();
     let mut sources = Vec::new();
-    for entry in fs::read_dir(root.join("examples").join(name)).context("looking for an example")? {
+    for entry in fs::read_dir(root.join("examples").join(name)).context("cannot look for an example")? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "c") {
             sources.push(path);
@@ -29,7 +29,7 @@ pub(crate) fn build(name: &str, directory: &Path) -> Result<PathBuf> {
     command.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-I"]).arg(root.join("include")).args(sources);
     command.arg("-o").arg(&program).arg("-L").arg(&libraries).args(["-lorrery", "-pthread"]);
     command.arg(format!("-Wl,-rpath,{}", libraries.display()));
-    let output = command.output().context("starting cc")?;
+    let output = command.output().context("cannot start cc")?;
     ensure!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
     Ok(program)
 }

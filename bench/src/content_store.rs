@@ -33,7 +33,8 @@ impl ContentStore {
         let mut names = Vec::new();
         for file in files {
             let digest = ObjectId::of(&fs::read(file)?).to_string();
-            fs::copy(file, store.join(&digest)).with_context(|| format!("store {}", file.display()))?;
+            fs::copy(file, store.join(&digest))
+                .with_context(|| format!("cannot store {}", file.display()))?;
             names.push((file.file_name().context("a file without a name")?, digest));
         }
         let mut this = Self { mounted: Vec::new(), store };

@@ -53,7 +53,7 @@ impl Running {
     pub fn start(command: &mut Command, ready: &str) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         terminate_with_parent(command);
-        let mut child = Self(command.spawn().with_context(|| format!("start {command:?}"))?);
+        let mut child = Self(command.spawn().with_context(|| format!("cannot start {command:?}"))?);
         let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
         while let Some(line) = lines.next().transpose()? {
             if line.starts_with(ready) {
@@ -92,7 +92,7 @@ impl Store {
         command.args(["orc", "serve", "--directory"]).arg(directory.path()).stdin(Stdio::null());
         command.args(options);
         terminate_with_parent(&mut command);
-        let store = Self { _server: Running(command.spawn().context("start the store")?), directory };
+        let store = Self { _server: Running(command.spawn().context("cannot start the store")?), directory };
         let begin = Instant::now();
         while Client::connect_to(store.directory.path()).is_err() {
             ensure!(begin.elapsed() < Duration::from_secs(30), "the store does not answer");
@@ -103,7 +103,7 @@ impl Store {
 
     /// Makes a command share through this store, as `orrery orc run` does it.
     pub fn share(&self, command: &mut Command) -> Result<()> {
-        let auditor = orrery_orc_auditor::find(self.directory.path()).context("find the auditor")?;
+        let auditor = orrery_orc_auditor::find(self.directory.path()).context("cannot find the auditor")?;
         command.env("ORRERY_ORC", self.directory.path()).env("LD_AUDIT", auditor);
         command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         Ok(())
@@ -203,7 +203,7 @@ pub fn create_tree(tree: &Path, files: &[PathBuf], link_to: Option<&Path>) -> Re
             Some(other) => fs::hard_link(copy_in_tree(other, file), &to),
             None => fs::copy(file, &to).map(|_| ()),
         }
-        .with_context(|| format!("plant {}", to.display()))?;
+        .with_context(|| format!("cannot plant {}", to.display()))?;
     }
     Ok(())
 }
@@ -216,10 +216,11 @@ fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
 pub fn drop_caches(trees: &[PathBuf]) -> Result<()> {
     // Only what is on the disk can go. All at once: one by one takes a write of the journal each.
     if let Some(first) = trees.first() {
-        rustix::fs::syncfs(File::open(first)?).with_context(|| format!("write {} out", first.display()))?;
+        rustix::fs::syncfs(File::open(first)?)
+            .with_context(|| format!("cannot write {} out", first.display()))?;
     }
     for path in entries(trees) {
-        let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         // SAFETY: advice about a file of ours.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     }

@@ -30,7 +30,7 @@ impl DocumentServer {
     /// Starts the server, which holds `memory` bytes besides.
     pub fn start(serving: Serving, memory: usize) -> Result<Self> {
         let footprint = Footprint::anonymous(memory, Backing::Small)?;
-        let listener = TcpListener::bind("127.0.0.1:0").context("listening")?;
+        let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen")?;
         let address = listener.local_addr()?;
         let cpu = machine::last_cpu()?;
         let server = servers::Server::start(serving, listener, cpu)?;

@@ -103,7 +103,8 @@ pub fn hostile(scratch: &Path) -> Result<Vec<Hostile>> {
     for path in entries(&directory().join("hostile"))? {
         let name = name(&path);
         if path.extension().is_some_and(|extension| extension == "py") && !name.starts_with('_') {
-            let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
             let expected = text.strip_prefix("# expect: ").and_then(|rest| rest.lines().next());
             let expected = expected.with_context(|| format!("{name} has no line \"# expect: \""))?.to_owned();
             let may_kill_worker = text.lines().nth(1).is_some_and(|line| line.starts_with("# worker: "));

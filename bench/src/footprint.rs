@@ -103,13 +103,13 @@ impl Footprint {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }
-        .with_context(|| format!("mapping {bytes} bytes"))?;
+        .with_context(|| format!("cannot map {bytes} bytes"))?;
         let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
         let base = start.wrapping_byte_add(before);
         for (edge, length) in [(start, before), (base.wrapping_byte_add(bytes), HUGE_PAGE - before)] {
             if length > 0 {
                 // SAFETY: these edges belong to the mapping just made; nothing refers to them.
-                unsafe { munmap(edge, length) }.context("trimming a mapping")?;
+                unsafe { munmap(edge, length) }.context("cannot trim a mapping")?;
             }
         }
         let base = NonNull::new(base.cast()).context("mmap returned a null pointer")?;
@@ -128,7 +128,7 @@ impl Footprint {
                 0,
             )
         }
-        .with_context(|| format!("mapping {} bytes of a memfd", self.bytes))?;
+        .with_context(|| format!("cannot map {} bytes of a memfd", self.bytes))?;
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl Footprint {
     }
 
     fn require_huge(&self, wanted: usize, field: &str, setting: &str) -> Result<()> {
-        let smaps = fs::read_to_string("/proc/self/smaps").context("reading /proc/self/smaps")?;
+        let smaps = fs::read_to_string("/proc/self/smaps").context("cannot read /proc/self/smaps")?;
         let huge = huge_bytes(&smaps, self.base.addr().get(), field);
         if huge < wanted {
             let setting = format!("/sys/kernel/mm/transparent_hugepage/{setting}");

@@ -54,7 +54,7 @@ pub struct KeyValue {
 impl KeyValue {
     /// Starts `examples/kv`, with its dumps by `orbit` or by `fork`, with other settings, and with `keys` keys of `value` bytes.
     pub fn ours(dump: &str, settings: &[String], keys: u64, value: usize) -> Result<Self> {
-        let directory = tempfile::tempdir().context("making a directory for a server")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a server")?;
         let program = build("kv", directory.path())?;
         let mut command = Command::new(program);
         command.arg("--socket").arg(directory.path().join("socket"));
@@ -72,7 +72,7 @@ impl KeyValue {
     /// [`Skipped`](crate::Skipped) where it is not installed; where it does not come up.
     pub fn redis(keys: u64, value: usize) -> Result<Self> {
         let mut command = resp::redis()?;
-        let directory = tempfile::tempdir().context("making a directory for a server")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a server")?;
         command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]);
         command.arg(directory.path().join("socket")).arg("--dir").arg(directory.path());
         Self::start(command, directory, keys, value)
@@ -86,7 +86,7 @@ impl KeyValue {
         unsafe {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
-        let mut server = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        let mut server = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let socket = directory.path().join("socket");
         let begin = Instant::now();
         let control = loop {
@@ -298,7 +298,7 @@ fn connect(socket: &Path) -> Result<Resp<UnixStream>> {
 /// Returns the resident bytes of a process and its children; of shared pages their share.
 fn memory_of_tree(root: u32) -> Result<u64> {
     let mut sum = 0;
-    for entry in fs::read_dir("/proc").context("listing processes")? {
+    for entry in fs::read_dir("/proc").context("cannot list processes")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };

@@ -27,7 +27,7 @@ pub struct LockManager {
 impl LockManager {
     /// Makes one with a detector as `--detect` names it, and transactions whose four steps compute for `work` microseconds each.
     pub fn new(detector: &'static str, threads: u32, accounts: u32, work: u32) -> Result<Self> {
-        let directory = tempfile::tempdir().context("making a directory for a program")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a program")?;
         Ok(Self {
             program: build("locks", directory.path())?,
             detector,
@@ -53,10 +53,10 @@ impl Contender for LockManager {
         for (name, value) in options {
             command.args([name, &value]);
         }
-        let output = command.stdin(Stdio::null()).output().context("starting the lock manager")?;
+        let output = command.stdin(Stdio::null()).output().context("cannot start the lock manager")?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-        read(&text, work).with_context(|| format!("reading {text:?}"))
+        read(&text, work).with_context(|| format!("cannot read {text:?}"))
     }
 }
 

@@ -16,7 +16,7 @@ pub fn pin(cpu: usize) -> Result<()> {
 
 /// Does something while the calling thread is bound to one CPU; what it starts meanwhile stays bound.
 pub fn while_pinned<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let before = sched_getaffinity(None).context("asking for the CPUs of this thread")?;
+    let before = sched_getaffinity(None).context("cannot ask for the CPUs of this thread")?;
     pin(cpu)?;
     let done = work();
     sched_setaffinity(None, &before).context("having back the CPUs of this thread")?;
@@ -31,7 +31,7 @@ pub fn pin_process(pid: u32, cpu: usize) -> Result<()> {
 
 /// Binds the calling thread to all CPUs that this process may use but one; to that, where there is no other.
 pub fn avoid(cpu: usize) -> Result<()> {
-    let allowed = sched_getaffinity(None).context("asking for the CPUs of this thread")?;
+    let allowed = sched_getaffinity(None).context("cannot ask for the CPUs of this thread")?;
     let mut set = CpuSet::new();
     (0..CpuSet::MAX_CPU)
         .filter(|&other| other != cpu && allowed.is_set(other))
@@ -47,12 +47,12 @@ fn pin_thread(thread: Option<Pid>, cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(thread, &set)
-        .with_context(|| format!("pinning to CPU {cpu}; choose another with --pin, or --pin none"))
+        .with_context(|| format!("cannot pin to CPU {cpu}; choose another with --pin, or --pin none"))
 }
 
 /// Returns the highest-numbered CPU that this process may run on: the lowest usually serves the most interrupts.
 pub fn last_cpu() -> Result<usize> {
-    let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
+    let allowed = sched_getaffinity(None).context("cannot ask for the CPUs of this process")?;
     (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("this process may run on no CPU")
 }
 
@@ -61,7 +61,7 @@ pub fn last_cpu() -> Result<usize> {
 /// # Errors
 /// [`Skipped`](crate::contender::Skipped) where there is but one; where the kernel does not report them.
 pub fn two_cpus() -> Result<(usize, usize)> {
-    let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
+    let allowed = sched_getaffinity(None).context("cannot ask for the CPUs of this process")?;
     let mut cpus = (0..CpuSet::MAX_CPU).rev().filter(|&cpu| allowed.is_set(cpu));
     match (cpus.next(), cpus.next()) {
         (Some(last), Some(other)) => Ok((last, other)),
@@ -72,7 +72,7 @@ pub fn two_cpus() -> Result<(usize, usize)> {
 /// Returns how many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
 /// ([proc_meminfo(5)](https://man7.org/linux/man-pages/man5/proc_meminfo.5.html)).
 pub fn available_memory() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
+    let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     kibibytes(&text, "MemAvailable:").context("/proc/meminfo has no MemAvailable")
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
 /// Returns the directory of this program's build profile, `target/release` as a rule: other programs of the workspace
 /// are there.
 pub fn program_directory() -> Result<PathBuf> {
-    let program = env::current_exe().context("finding this program's own file")?;
+    let program = env::current_exe().context("cannot find this program's own file")?;
     Ok(program.parent().context("this program's file is in no directory")?.to_owned())
 }
 

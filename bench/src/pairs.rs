@@ -73,7 +73,7 @@ impl Running {
     /// # Errors
     /// [`Skipped`] where this host lacks something; where it does not come up.
     pub fn start(wanted: &PairSpec<'_>) -> Result<Self> {
-        let directory = tempfile::tempdir().context("making a directory for a pair")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a pair")?;
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let files = wanted.files.iter().map(|&(here, there)| (here.into(), there.to_owned())).collect();
         let config = PairConfig {

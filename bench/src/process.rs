@@ -56,16 +56,16 @@ impl Worker {
     fn answer(&mut self) -> Result<String> {
         if self.answers.buffer().is_empty() {
             let mut wanted = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
-            if poll(&mut wanted, Some(&TIMEOUT)).context("waiting for the worker")? == 0 {
+            if poll(&mut wanted, Some(&TIMEOUT)).context("cannot wait for the worker")? == 0 {
                 // So that the end of `self` does not wait as long again.
                 self.process.kill().ok();
                 bail!("the worker has not answered within {} s", TIMEOUT.tv_sec);
             }
         }
         let mut line = String::new();
-        self.answers.read_line(&mut line).context("reading the worker's answer")?;
+        self.answers.read_line(&mut line).context("cannot read the worker's answer")?;
         let Some(line) = line.strip_suffix('\n') else {
-            let status = self.process.wait().context("waiting for the worker's end")?;
+            let status = self.process.wait().context("cannot wait for the worker's end")?;
             bail!("the worker ended ({status}) before it answered");
         };
         match line.split_once(' ') {
@@ -128,7 +128,7 @@ fn answer_requests<C: Contender>(
     };
     writeln!(answers, "ready")?;
     for request in requests.lines() {
-        let request = request.context("reading a request")?;
+        let request = request.context("cannot read a request")?;
         let (iterations, work) = request.split_once(' ').context("a request has no work")?;
         let iterations = iterations.parse().context("a request has no number of iterations")?;
         let answer = match contender.measure(work, iterations) {

@@ -28,7 +28,7 @@ impl<S: Read + Write> Resp<S> {
     /// Reads a status, an error, or the bytes of a string; of an array only its length.
     pub fn reply(&mut self) -> Result<String> {
         let mut line = String::new();
-        self.stream.read_line(&mut line).context("waiting for the server's answer")?;
+        self.stream.read_line(&mut line).context("cannot wait for the server's answer")?;
         anyhow::ensure!(line.ends_with("\r\n"), "the server hung up");
         let line = line.trim_end();
         if let Some(count) = line.strip_prefix('*') {

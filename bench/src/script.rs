@@ -110,13 +110,13 @@ impl StandardStreams {
             Ok(memfd_create(name, MemfdFlags::CLOEXEC).context("memfd_create")?.into())
         };
         let input =
-            File::open(&script.input).with_context(|| format!("opening {}", script.input.display()))?;
+            File::open(&script.input).with_context(|| format!("cannot open {}", script.input.display()))?;
         Ok(Self { input, output: memory("output")?, errors: memory("errors")? })
     }
 
     /// Runs the script with empty output files, at the beginning of its input. Only the run itself is timed.
     fn run(&mut self, runner: &mut dyn Runner, script: &Script) -> Result<(i32, Duration)> {
-        self.input.rewind().context("rewinding the input")?;
+        self.input.rewind().context("cannot rewind the input")?;
         for file in [&mut self.output, &mut self.errors] {
             file.set_len(0).and_then(|()| file.rewind()).context("emptying an output file")?;
         }
@@ -127,11 +127,11 @@ impl StandardStreams {
     }
 
     fn output(&mut self) -> Result<Vec<u8>> {
-        content(&mut self.output).context("reading the output")
+        content(&mut self.output).context("cannot read the output")
     }
 
     fn errors(&mut self) -> Result<Vec<u8>> {
-        content(&mut self.errors).context("reading the errors")
+        content(&mut self.errors).context("cannot read the errors")
     }
 }
 

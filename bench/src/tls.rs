@@ -66,7 +66,7 @@ impl Server {
     /// [`Skipped`] where nginx is not installed; where it does not come up.
     pub fn start(signs: Signs, cpu: Option<usize>) -> Result<Self> {
         program()?;
-        let directory = tempfile::tempdir().context("making a directory for a server")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a server")?;
         let mut client = SslContext::builder(SslMethod::tls_client())?;
         client.set_verify(SslVerifyMode::NONE);
         let mut server = Self { directory, client: client.build(), ports: Vec::new(), cpu };
@@ -148,7 +148,7 @@ impl Server {
     }
 
     fn master(&self) -> Result<u32> {
-        Ok(fs::read_to_string(self.path("pid")).context("looking for nginx")?.trim().parse()?)
+        Ok(fs::read_to_string(self.path("pid")).context("cannot look for nginx")?.trim().parse()?)
     }
 
     /// Returns the PIDs of master, workers, their children, and the vault.
@@ -156,7 +156,7 @@ impl Server {
         let vault = self.directory.path().join("orrery-vault");
         let mut ours = HashSet::from([self.master()?]);
         let mut others = Vec::new();
-        for entry in fs::read_dir("/proc").context("listing processes")? {
+        for entry in fs::read_dir("/proc").context("cannot list processes")? {
             let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
@@ -191,7 +191,8 @@ impl Server {
             for task in
                 fs::read_dir(format!("/proc/{pid}/task")).context("a process of the server is gone")?
             {
-                let text = fs::read_to_string(task?.path().join("schedstat")).context("reading schedstat")?;
+                let text =
+                    fs::read_to_string(task?.path().join("schedstat")).context("cannot read schedstat")?;
                 sum += text.split(' ').next().unwrap_or_default().parse::<u64>().context("schedstat")?;
             }
         }
@@ -272,7 +273,8 @@ fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
 }
 
 fn run(command: &mut Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {command:?}"))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -256,7 +256,7 @@ fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     // For ever.
     command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
     terminate_with_parent(command);
-    let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
+    let mut child = Running(command.spawn().with_context(|| format!("cannot start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
     let (ready, wait) = std::sync::mpsc::channel();

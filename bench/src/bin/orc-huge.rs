@@ -75,7 +75,7 @@ fn run(work: &Work, store: Option<&Store>) -> Result<f64> {
         store.share(&mut command)?;
     }
     let before = processor_time();
-    let status = command.status().with_context(|| format!("start {}", work.program))?;
+    let status = command.status().with_context(|| format!("cannot start {}", work.program))?;
     ensure!(status.success(), "{} failed", work.program);
     Ok(processor_time() - before)
 }

@@ -142,7 +142,7 @@ impl Server {
             command.arg("--unixsocket").arg(&socket).arg("--dir").arg(directory.path());
             command.stdin(Stdio::null()).stdout(Stdio::null());
             prepare(way, store.as_deref(), &mut command)?;
-            let server = machine::while_pinned(cpu, || command.spawn().context("start redis-server"))?;
+            let server = machine::while_pinned(cpu, || command.spawn().context("cannot start redis-server"))?;
             servers.push(Running(server));
             let begin = Instant::now();
             let mut connection = loop {

@@ -82,7 +82,7 @@ impl Clients {
         if self.clients[place].as_ref().is_none_or(|client| client.left == 0) {
             // The old one goes first.
             self.clients[place] = None;
-            let stream = TcpStream::connect(self.address).context("connecting")?;
+            let stream = TcpStream::connect(self.address).context("cannot connect")?;
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
             epoll::add(&self.ready, &stream, EventData::new_u64(place as u64), EventFlags::IN)?;
@@ -120,7 +120,7 @@ impl Client {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error).context("reading an answer"),
+                Err(error) => return Err(error).context("cannot read an answer"),
             }
         }
         Ok(false)

@@ -34,7 +34,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start(serving: Serving, listener: TcpListener, cpu: usize) -> Result<Self> {
-        rustix::net::listen(&listener, 2048).context("listening")?;
+        rustix::net::listen(&listener, 2048).context("cannot listen")?;
         // SAFETY: the child has the one thread that runs, and its memory is a copy: it allocates as any process does, because
         // the C library takes care of its own locks.
         match unsafe { libc::fork() } {
@@ -52,7 +52,8 @@ impl Server {
     /// Fails where the server has ended.
     pub(super) fn check(&self) -> Result<()> {
         let options = rustix::process::WaitOptions::NOHANG;
-        let ended = rustix::process::waitpid(Some(self.pid), options).context("looking for the server")?;
+        let ended =
+            rustix::process::waitpid(Some(self.pid), options).context("cannot look for the server")?;
         ensure!(ended.is_none(), "the server has ended");
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Warm {
     /// Starts `orrery warm serve`, as built beside this program, with `modules` imported and with further `options`.
     pub fn start(modules: &[&str], options: &[&str]) -> Result<Self> {
         let program = machine::program_directory()?.join("orrery");
-        let directory = tempfile::tempdir().context("making a directory for a socket")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a socket")?;
         let socket = directory.path().join("socket");
         let log = fs::File::create(log(&directory)).context("cannot create the server's log")?;
         let mut command = Command::new(&program);
@@ -56,7 +56,7 @@ impl Warm {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
         let server = command.spawn().with_context(|| {
-            format!("starting {} (build it with cargo build --release --workspace)", program.display())
+            format!("cannot start {} (build it with cargo build --release --workspace)", program.display())
         })?;
         let mut warm = Self { server, client: Client::new(socket), directory };
         warm.wait_until_ready()?;
@@ -83,7 +83,7 @@ impl Warm {
             {
                 return Ok(health.workers.iter().map(|worker| worker.pid).collect());
             }
-            if let Some(status) = self.server.try_wait().context("looking at the server")? {
+            if let Some(status) = self.server.try_wait().context("cannot look at the server")? {
                 bail!("the server ended ({status}); its log: {}", self.log());
             }
             ensure!(begin.elapsed() < TIMEOUT, "the server is not ready; its log: {}", self.log());
@@ -104,12 +104,13 @@ fn log(directory: &TempDir) -> PathBuf {
 impl Runner for Warm {
     fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32> {
         let directory = fs::File::open(&script.directory)
-            .with_context(|| format!("opening {}", script.directory.display()))?;
+            .with_context(|| format!("cannot open {}", script.directory.display()))?;
         let job = Job::script(&script.path)
             .arguments(&script.arguments)
             .streams(streams.map(Some))
             .directory(directory.as_fd());
-        let answer = self.client.run(&job).with_context(|| format!("running {}", script.path.display()))?;
+        let answer =
+            self.client.run(&job).with_context(|| format!("cannot run {}", script.path.display()))?;
         match answer.outcome {
             Outcome::Exited(status) => Ok(status.into()),
             Outcome::Signaled(signal) => Ok(-signal),

@@ -77,7 +77,7 @@ impl Sql {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("start mariadb")?;
+            .context("cannot start mariadb")?;
         let (input, output) =
             (child.stdin.take().context("no input")?, child.stdout.take().context("no output")?);
         let mut sql = Self { child, input, output: BufReader::new(output) };

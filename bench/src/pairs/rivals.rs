@@ -58,7 +58,7 @@ pub fn reboot() -> Result<Waited> {
 /// [`Skipped`] without kexec; where anything fails.
 pub fn kdump() -> Result<Waited> {
     command::require("kexec", "kexec-tools").map_err(|error| Skipped(error.to_string()))?;
-    let directory = tempfile::tempdir().context("making a directory")?;
+    let directory = tempfile::tempdir().context("cannot make a directory")?;
     let kernel = KernelFiles::obtain(&cache())?;
     let small = directory.path().join("crash");
     let mut image = Initramfs::new();
@@ -114,10 +114,11 @@ done";
 /// Measures with a checkpoint each second: after the boot criu restores the last one. Its connections are gone.
 pub fn checkpoints() -> Result<Waited> {
     // criu has packets of connections dropped while it looks at them. Here they get through, which saves it that time.
-    let directory = tempfile::tempdir().context("making a directory")?;
+    let directory = tempfile::tempdir().context("cannot make a directory")?;
     let filter = directory.path().join("iptables");
-    fs::write(&filter, "#!/bin/busybox sh\nexit 0\n").context("writing a script")?;
-    fs::set_permissions(&filter, fs::Permissions::from_mode(0o755)).context("making a script executable")?;
+    fs::write(&filter, "#!/bin/busybox sh\nexit 0\n").context("cannot write a script")?;
+    fs::set_permissions(&filter, fs::Permissions::from_mode(0o755))
+        .context("cannot make a script executable")?;
     let filter = filter.display().to_string();
     let mut running = Running::start(&PairSpec {
         service: &["busybox", "sh", "-c", CHECKPOINTED],

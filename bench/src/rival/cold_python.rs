@@ -23,11 +23,11 @@ impl Runner for ColdPython {
             .arg(&script.path)
             .args(&script.arguments)
             .current_dir(&script.directory)
-            .stdin(input.context("duplicating a stream")?)
-            .stdout(output.context("duplicating a stream")?)
-            .stderr(errors.context("duplicating a stream")?)
+            .stdin(input.context("cannot duplicate a stream")?)
+            .stdout(output.context("cannot duplicate a stream")?)
+            .stderr(errors.context("cannot duplicate a stream")?)
             .status()
-            .with_context(|| format!("starting {PYTHON}"))?;
+            .with_context(|| format!("cannot start {PYTHON}"))?;
         Ok(status.code().unwrap_or_else(|| -status.signal().unwrap_or(0)))
     }
 }

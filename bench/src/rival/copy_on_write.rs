@@ -31,7 +31,7 @@ impl CopyOnWrite {
 impl Contender for CopyOnWrite {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         ensure!(work == "fault", "{work:?} is not \"fault\"");
-        let (output, input) = pipe_with(PipeFlags::CLOEXEC).context("making a pipe")?;
+        let (output, input) = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
         let (mut output, mut input) = (File::from(output), File::from(input));
         let mut elapsed = Duration::ZERO;
         for _ in 0..iterations {
@@ -44,7 +44,7 @@ impl Contender for CopyOnWrite {
                 input.write_all(&nanos.to_ne_bytes()).is_ok()
             })?)?;
             let mut nanos = [0; 8];
-            output.read_exact(&mut nanos).context("reading the child's time")?;
+            output.read_exact(&mut nanos).context("cannot read the child's time")?;
             elapsed += Duration::from_nanos(u64::from_ne_bytes(nanos));
         }
         Ok(Sample { iterations: iterations * PAGES.dirty, elapsed, latencies: Vec::new() })

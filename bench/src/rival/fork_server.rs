@@ -64,7 +64,7 @@ pub struct ForkServer {
 impl ForkServer {
     /// Starts a server that builds its memory with `footprint`.
     pub fn start(footprint: impl FnOnce() -> Result<Footprint>) -> Result<Self> {
-        let pipe = || pipe_with(PipeFlags::CLOEXEC).context("making a pipe");
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
         let ((requests_out, requests_in), (answers_out, answers_in)) = (pipe()?, pipe()?);
         let mut client_ends = Some((File::from(requests_in), File::from(answers_out)));
         let mut server_ends = Some((File::from(requests_out), File::from(answers_in)));
@@ -87,7 +87,7 @@ impl ForkServer {
             return Ok(());
         }
         let mut reason = String::new();
-        self.answers.read_to_string(&mut reason).context("reading why the fork server did not start")?;
+        self.answers.read_to_string(&mut reason).context("cannot read why the fork server did not start")?;
         match greeting {
             SKIPPED => Err(Skipped(reason).into()),
             _ => bail!("{reason}"),
@@ -102,7 +102,7 @@ impl ForkServer {
 
     fn answer(&mut self) -> Result<u8> {
         let mut answer = [0];
-        self.answers.read_exact(&mut answer).context("reading the fork server's answer")?;
+        self.answers.read_exact(&mut answer).context("cannot read the fork server's answer")?;
         Ok(answer[0])
     }
 }

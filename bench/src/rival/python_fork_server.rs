@@ -34,15 +34,15 @@ pub struct PythonForkServer {
 impl PythonForkServer {
     /// Starts a server that imports `modules` first.
     pub fn start(modules: &[&str]) -> Result<Self> {
-        let directory = tempfile::tempdir().context("making a directory for a socket")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for a socket")?;
         let socket = directory.path().join("socket");
         let program = machine::source_root().join("bench/rivals/forkserver.py");
         let mut command = Command::new(PYTHON);
         command.arg(&program).arg(&socket).arg(modules.join(",")).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut server = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        let mut server = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut output = BufReader::new(server.stdout.take().context("the fork server has no output")?);
         let mut line = String::new();
-        output.read_line(&mut line).context("waiting for the fork server")?;
+        output.read_line(&mut line).context("cannot wait for the fork server")?;
         let server = Self { server, socket, _output: output, _directory: directory };
         ensure!(line == "ready\n", "{} began with {line:?} instead of \"ready\"", program.display());
         Ok(server)
@@ -59,18 +59,19 @@ impl Runner for PythonForkServer {
             request.extend_from_slice(word.as_bytes());
         }
         let length = u32::try_from(request.len()).context("a request too long")?.to_le_bytes();
-        let mut connection = UnixStream::connect(&self.socket).context("connecting to the fork server")?;
+        let mut connection =
+            UnixStream::connect(&self.socket).context("cannot connect to the fork server")?;
         connection.set_read_timeout(Some(TIMEOUT)).context("limiting the wait")?;
 
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
         ensure!(rights.push(SendAncillaryMessage::ScmRights(&streams)), "no space for three descriptors");
         let sent = sendmsg(connection.as_fd(), &[IoSlice::new(&length)], &mut rights, SendFlags::NOSIGNAL)
-            .context("sending descriptors to the fork server")?;
+            .context("cannot send descriptors to the fork server")?;
         ensure!(sent == length.len(), "the fork server took only {sent} bytes");
-        connection.write_all(&request).context("sending a request to the fork server")?;
+        connection.write_all(&request).context("cannot send a request to the fork server")?;
         let mut status = [0; 4];
-        connection.read_exact(&mut status).context("reading the fork server's answer")?;
+        connection.read_exact(&mut status).context("cannot read the fork server's answer")?;
         Ok(i32::from_le_bytes(status))
     }
 }

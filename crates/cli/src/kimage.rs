@@ -97,15 +97,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Tells what was left out.
-fn tell(problems: &[Problem], whose: &str) {
+/// Prints what was left out.
+fn report_omitted(problems: &[Problem], whose: &str) {
     for problem in problems {
         eprintln!("orrery kimage: {whose}left out {problem}");
     }
 }
 
 fn found<T>(walk: Walk<T>, whose: &str) -> Vec<T> {
-    tell(&walk.problems, whose);
+    report_omitted(&walk.problems, whose);
     walk.found
 }
 
@@ -192,7 +192,7 @@ fn processes(image: &Image) -> Result<()> {
     for task in found(kernel.processes(), "") {
         match process_row(&task) {
             Ok(row) => rows.push(row),
-            Err(error) => eprintln!("orrery kimage: left out {:?}: {error}", task.object()),
+            Err(error) => eprintln!("orrery kimage: left out {}: {error}", task.object()),
         }
     }
     let table = table(&["PID", "PPID", "UID", "S", "THREADS", "NAME"], &[0, 1, 2, 4]);

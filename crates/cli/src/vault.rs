@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             ensure!(module.is_absolute(), "{}: give the module's absolute path", module.display());
             io::stdout()
                 .write_all(configuration(&module, allow).as_bytes())
-                .context("write to standard output")
+                .context("cannot write to standard output")
         }
     }
 }
@@ -84,14 +84,15 @@ fn installed_module() -> PathBuf {
 }
 
 fn wrap(key: &Path, output: Option<&Path>) -> Result<()> {
-    let path = fs::canonicalize(key).with_context(|| format!("find the private key {}", key.display()))?;
+    let path =
+        fs::canonicalize(key).with_context(|| format!("cannot find the private key {}", key.display()))?;
     let shown = path.display();
     let public = public_part(&path).with_context(|| format!("{shown} cannot be wrapped"))?;
     let path = path.to_str().with_context(|| format!("{shown}: the path must be UTF-8"))?;
     let text = reference(path, &public).with_context(|| format!("encode the reference to {shown}"))?;
     match output {
         Some(output) if output == Path::new("-") => {
-            io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
+            io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
         }
         _ => {
             let output = output.map_or_else(|| key.with_extension("ref.pem"), Path::to_owned);
@@ -99,7 +100,7 @@ fn wrap(key: &Path, output: Option<&Path>) -> Result<()> {
             eprintln!("{} stands for {path}", output.display());
         }
     }
-    let mode = fs::metadata(path).with_context(|| format!("look at {path}"))?.mode();
+    let mode = fs::metadata(path).with_context(|| format!("cannot look at {path}"))?.mode();
     if mode & 0o077 != 0 {
         eprintln!("orrery: warning: others than its owner may read {path}: chmod 600 {path}");
     }
@@ -137,7 +138,7 @@ const KEYS: [ObjectIdentifier; 4] = [
 ///
 /// The command is asked, rather than its library linked, because every other use of `orrery` would load that library, too.
 fn public_part(path: &Path) -> Result<Vec<u8>> {
-    let pem = fs::read(path).context("read it")?;
+    let pem = fs::read(path).context("cannot read it")?;
     let pem = String::from_utf8_lossy(&pem);
     if pem.contains(NAME) {
         bail!("it is a reference already");
@@ -153,7 +154,7 @@ fn public_part(path: &Path) -> Result<Vec<u8>> {
         .arg(path)
         .stdin(Stdio::null())
         .output()
-        .context("start openssl, of the package openssl, which reads it")?;
+        .context("cannot start openssl, of the package openssl, which reads it")?;
     if !command.status.success() {
         let said = String::from_utf8_lossy(&command.stderr);
         bail!("it has no private key in PEM: openssl says {:?}", said.lines().next().unwrap_or_default());

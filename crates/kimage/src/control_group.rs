@@ -42,7 +42,7 @@ impl Task<'_> {
         };
         walk.problems = links.problems;
         for link in links.found {
-            walk.take(|| format!("the control group of {link:?}"), read(link));
+            walk.take(|| format!("the control group of {link}"), read(link));
         }
         walk
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// Why something could not be read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// the image file cannot be opened, sized or mapped
     #[error("cannot {operation} {path}: {error}")]
@@ -94,7 +95,7 @@ pub enum Error {
         error: io::Error,
     },
     /// an output file cannot be written
-    #[error("cannot write the core: {0}")]
+    #[error("cannot write the core")]
     Write(#[from] io::Error),
 }
 

@@ -123,8 +123,11 @@ fn entries(owner: Object<'_>, entry: u64, above: Option<u64>, found: &mut Vec<u6
     let node = owner.kernel().object("xa_node", entry - 2)?;
     let shift = node.u64("shift")?;
     // Each step down has a lower shift, so that an end is reached.
-    if above.is_some_and(|above| shift >= above) || found.len() > MOST_OBJECTS {
-        return Err(node.corrupt(format!("a node of shift {shift} beneath one of {above:?}")));
+    if let Some(above) = above.filter(|above| shift >= *above) {
+        return Err(node.corrupt(format!("a node of shift {shift} beneath one of {above}")));
+    }
+    if found.len() > MOST_OBJECTS {
+        return Err(node.corrupt(format!("more than {MOST_OBJECTS} objects")));
     }
     let slots = node.address_of("slots")?;
     for slot in 0..SLOTS {

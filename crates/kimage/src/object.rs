@@ -15,9 +15,15 @@ pub struct Object<'k> {
     address: u64,
 }
 
-impl std::fmt::Debug for Object<'_> {
+impl std::fmt::Display for Object<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} at {:#x}", self.kind, self.address)
+    }
+}
+
+impl std::fmt::Debug for Object<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 

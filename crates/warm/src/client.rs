@@ -30,6 +30,7 @@ pub use job::{Job, Source};
 
 /// Why a program could not be brought to its end by the server.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No server listens at the path.
     #[error("no server listens on {socket} (start one with `orrery warm serve --python --socket {socket}`)")]
@@ -289,7 +290,7 @@ fn is_loss(error: &protocol::Error) -> bool {
 
 fn open_socket(flags: SocketFlags) -> Result<OwnedFd, Error> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(io_error("opening a socket"))
+        .map_err(io_error("cannot open a socket"))
 }
 
 fn io_error<E: Into<io::Error>>(operation: &str) -> impl FnOnce(E) -> Error {

@@ -226,6 +226,7 @@ pub enum Reply {
 
 /// Why a frame could not be sent or received.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The socket failed.
     #[error("{operation}")]
@@ -262,10 +263,16 @@ pub enum Error {
     },
     /// The body does not decode.
     #[error("the message cannot be decoded: {0}")]
-    Malformed(#[from] postcard::Error),
+    Malformed(postcard::Error),
     /// The kernel dropped descriptors, for want of free slots in this process.
     #[error("some of the passed descriptors were lost: this process has reached its limit of open files")]
     DescriptorsLost,
+}
+
+impl From<postcard::Error> for Error {
+    fn from(error: postcard::Error) -> Self {
+        Self::Malformed(error)
+    }
 }
 
 fn io_error(operation: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
@@ -327,7 +334,7 @@ pub fn send(socket: BorrowedFd<'_>, frame: &[u8], descriptors: &[BorrowedFd<'_>]
                 ancillary.clear();
             }
             Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(io_error("sending a message")(errno)),
+            Err(errno) => return Err(io_error("cannot send a message")(errno)),
         }
     }
     Ok(())
@@ -400,7 +407,7 @@ fn fill(
             Ok(0) => return Err(Error::Closed),
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(io_error("receiving a message")(errno)),
+            Err(errno) => return Err(io_error("cannot receive a message")(errno)),
         }
     }
     Ok(())

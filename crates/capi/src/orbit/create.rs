@@ -86,7 +86,8 @@ impl Options {
         if let (Some(first), Some(longest)) = (first, longest)
             && first > longest
         {
-            let text = format!("backoff_first_ms ({first:?}) is more than backoff_longest_ms ({longest:?})");
+            let (first, longest) = (first.as_millis(), longest.as_millis());
+            let text = format!("backoff_first_ms ({first}) is more than backoff_longest_ms ({longest})");
             return Err(refuse(libc::EINVAL, &text));
         }
         // A wait that is given alone draws the other one along.
@@ -196,8 +197,7 @@ unsafe fn create(
         builder = builder.time_limit(Duration::from_millis(options.time_limit.into()));
     }
     if options.nice != 0 {
-        // SAFETY: plain system call.
-        let own = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        let own = rustix::process::getpriority_process(None).unwrap_or(0);
         let nice = own.saturating_add(options.nice).clamp(-20, 19);
         let mut scheduling = Scheduling::default();
         scheduling.nice = Some(nice);

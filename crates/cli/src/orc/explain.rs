@@ -53,7 +53,7 @@ impl Sum {
 /// Prints it.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let look = || Ok::<_, io::Error>((mappings(arguments.pid)?, Process::inspect(arguments.pid)?));
-    let (found, process) = look().with_context(|| format!("look into process {}", arguments.pid))?;
+    let (found, process) = look().with_context(|| format!("cannot look into process {}", arguments.pid))?;
     let rows: Vec<Row> = found.into_iter().map(|area| Row { reason: process.reason(&area), area }).collect();
     let text = if arguments.json {
         serde_json::to_string(&rows)?
@@ -65,7 +65,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         }
     };
     let mut output = io::stdout().lock();
-    writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")
+    writeln!(output, "{text}").and_then(|()| output.flush()).context("cannot write to standard output")
 }
 
 fn right(bytes: u64) -> Cell {

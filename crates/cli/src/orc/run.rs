@@ -40,10 +40,10 @@ pub(super) struct Arguments {
 /// Runs it; returns only where it cannot.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let directory = arguments.directory.clone().unwrap_or_else(default_directory);
-    let directory = std::path::absolute(directory).context("find the working directory")?;
+    let directory = std::path::absolute(directory).context("cannot find the working directory")?;
     Client::connect_to(&directory)?;
-    let auditor =
-        orrery_orc_auditor::find(&directory).context("find the auditor that the store has installed")?;
+    let auditor = orrery_orc_auditor::find(&directory)
+        .context("cannot find the auditor that the store has installed")?;
     let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", directory.into_os_string())];
     let others = std::env::var_os("LD_AUDIT").unwrap_or_default();
     let auditor = orrery_orc_auditor::path_for_loaders(&auditor);
@@ -61,7 +61,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let Some((program, rest)) = arguments.program.split_first() else {
         let mut output = io::stdout().lock();
         for (name, value) in &variables {
-            writeln!(output, "{name}={}", value.display()).context("write to standard output")?;
+            writeln!(output, "{name}={}", value.display()).context("cannot write to standard output")?;
         }
         return Ok(());
     };

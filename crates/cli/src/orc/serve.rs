@@ -114,21 +114,21 @@ fn launcher() -> Launcher {
 
 /// Becomes readable when SIGINT or SIGTERM asks for the end.
 fn stop() -> Result<PipeReader> {
-    let (reader, writer) = std::io::pipe().context("make a pipe")?;
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let writer = std::sync::Mutex::new(Some(writer));
     ctrlc::set_handler(move || {
         if let Ok(mut writer) = writer.lock() {
             drop(writer.take());
         }
     })
-    .context("listen to signals")?;
+    .context("cannot listen to signals")?;
     Ok(reader)
 }
 
 /// Where objects on disk are to be, if anywhere.
 fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
     let Some(directory) = &arguments.disk else { return Ok(None) };
-    let directory = std::path::absolute(directory).context("find the disk's directory")?;
+    let directory = std::path::absolute(directory).context("cannot find the disk's directory")?;
     if let Err(error) = prove_disk(&directory) {
         eprintln!(
             "orrery orc: no objects can be made in {}: {error}; they lie elsewhere",
@@ -157,7 +157,7 @@ fn beside(directory: &Path) -> Result<PathBuf> {
 /// Runs a store until it is told to stop.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let directory = arguments.directory.clone().unwrap_or_else(default_directory);
-    let directory = std::path::absolute(directory).context("find the working directory")?;
+    let directory = std::path::absolute(directory).context("cannot find the working directory")?;
     let mut names: Vec<_> = arguments.trust_domain.iter().map(|named| &named.name).collect();
     names.sort();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -165,10 +165,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut named_domains = arguments.trust_domain.clone();
     for named in &mut named_domains {
-        named.socket = std::path::absolute(&named.socket).context("find the working directory")?;
+        named.socket = std::path::absolute(&named.socket).context("cannot find the working directory")?;
     }
-    let log =
-        arguments.log.as_ref().map(std::path::absolute).transpose().context("find the log's directory")?;
+    let log = arguments
+        .log
+        .as_ref()
+        .map(std::path::absolute)
+        .transpose()
+        .context("cannot find the log's directory")?;
     if let Some(log) = &log {
         // Better now than in a process that nobody hears.
         std::fs::File::options()
@@ -176,11 +180,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             .create(true)
             .mode(0o600)
             .open(log)
-            .with_context(|| format!("open the log {}", log.display()))?;
+            .with_context(|| format!("cannot open the log {}", log.display()))?;
     }
     let disk = disk(arguments)?;
     let secret = match &arguments.secret {
-        Some(secret) => std::path::absolute(secret).context("find the secret's directory")?,
+        Some(secret) => std::path::absolute(secret).context("cannot find the secret's directory")?,
         None => beside(&directory)?,
     };
     let memory = arguments.memory.unwrap_or_else(|| Config::default().memory);
@@ -203,30 +207,31 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         ..Config::default()
     };
     let stop = stop()?;
-    store(&config, &launcher(), stop.as_fd()).context("run the store")
+    store(&config, &launcher(), stop.as_fd()).context("cannot run the store")
 }
 
 /// Does the work of one of the two processes.
 pub(super) fn run_part(arguments: &PartArguments) -> Result<()> {
-    let link: OwnedFd = rustix::io::dup(rustix::stdio::stdin()).context("find the link to the other part")?;
+    let link: OwnedFd =
+        rustix::io::dup(rustix::stdio::stdin()).context("cannot find the link to the other part")?;
     rustix::io::fcntl_setfd(&link, rustix::io::FdFlags::CLOEXEC)
-        .context("find the link to the other part")?;
+        .context("cannot find the link to the other part")?;
     // The program was started through a name in /proc that says nothing.
     let name = match arguments.part {
         Part::Server => c"orc-server",
         Part::Supervisor => c"orc-supervisor",
     };
-    rustix::thread::set_name(name).context("name the process")?;
+    rustix::thread::set_name(name).context("cannot name the process")?;
     match arguments.part {
         Part::Server => {
             // An end that was asked for from the terminal is handled by the supervisor.
             rustix::process::setsid().ok();
-            let (never, _open) = std::io::pipe().context("make a pipe")?;
+            let (never, _open) = std::io::pipe().context("cannot make a pipe")?;
             part(Part::Server, link, launcher(), never.as_fd()).context("serve")
         }
         Part::Supervisor => {
             let stop = stop()?;
-            part(Part::Supervisor, link, launcher(), stop.as_fd()).context("supervise the server")
+            part(Part::Supervisor, link, launcher(), stop.as_fd()).context("cannot supervise the server")
         }
     }
 }

@@ -254,7 +254,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
         }
         if let Some(cause) = cause {
-            story.tell("died", None, format!("the active is given up: {cause:?}"))?;
+            story.tell("died", None, format!("the active is given up: {}", describe(cause)))?;
             if survive(&mut pair, &story, cause, arguments.keep)? {
                 if let Some(whole) = pair.wait_for_lazy_pages()? {
                     let mib = whole.pages / 256;
@@ -320,6 +320,16 @@ impl Exits {
 }
 
 /// What is to be done where the service stands still.
+/// Returns why a failover begins, in words.
+fn describe(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Panic => "its kernel panicked",
+        Cause::Silence => "a processor is silent",
+        Cause::Killed => "its machine has ended",
+        Cause::Request => "on request",
+    }
+}
+
 fn full_disk(image: &Path) -> String {
     format!(
         "this host has no room for what the service writes to {}: it stands still, and goes on when there is room",

@@ -177,7 +177,7 @@ fn within(text: &str, range: std::ops::RangeInclusive<Duration>) -> Result<Durat
     if range.contains(&time) {
         Ok(time)
     } else {
-        Err(format!("the range is {:?} to {:?}", range.start(), range.end()))
+        Err(format!("the range is {}ms to {}ms", range.start().as_millis(), range.end().as_millis()))
     }
 }
 

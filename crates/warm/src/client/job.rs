@@ -161,7 +161,7 @@ impl<'a> Job<'a> {
 
     /// Sends the job as request `id`.
     pub(super) fn send(&self, connection: BorrowedFd<'_>, id: RequestId) -> Result<(), Error> {
-        let script = self.open_script().map_err(io_error("opening the script"))?;
+        let script = self.open_script().map_err(io_error("cannot open the script"))?;
         self.send_opened(connection, id, script.as_ref())
     }
 
@@ -173,7 +173,7 @@ impl<'a> Job<'a> {
     ) -> Result<(), Error> {
         let own_directory = match self.directory {
             Some(_) => None,
-            None => Some(open_directory().map_err(io_error("opening the working directory"))?),
+            None => Some(open_directory().map_err(io_error("cannot open the working directory"))?),
         };
         let directory = self.directory.or_else(|| own_directory.as_ref().map(AsFd::as_fd));
         let environment =

@@ -35,6 +35,7 @@ const UNDO_LIMIT: Duration = Duration::from_secs(20);
 
 /// Why a server could not start, or ended other than by request.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServeError {
     /// The socket could not be claimed.
     #[error(transparent)]
@@ -266,7 +267,7 @@ impl Master<'_> {
                 return Ok(());
             }
             let relayed = self.entrance.relay();
-            if relayed.map_err(io_error("accepting on the passed socket, which was shut down"))? {
+            if relayed.map_err(io_error("cannot accept on the passed socket, which was shut down"))? {
                 self.renewal.get_or_insert_with(Instant::now);
                 return Ok(());
             }

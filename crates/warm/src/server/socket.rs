@@ -16,6 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Why a path could not be claimed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClaimError {
     /// A server lives there.
     #[error("{path} is in use by another server: stop it or choose another --socket")]
@@ -87,7 +88,7 @@ pub(super) fn note_interpreter(path: &Path, interpreter: &Path) -> Result<(), Cl
     let _ = fs::remove_file(&new);
     std::os::unix::fs::symlink(interpreter, &new)
         .and_then(|()| fs::rename(&new, &link))
-        .map_err(io_error("noting the interpreter in", &link))
+        .map_err(io_error("cannot note the interpreter in", &link))
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -155,7 +156,7 @@ impl Claim {
     /// # Errors
     /// See [`ClaimError`]; nothing was changed then.
     pub(super) fn replace(&mut self, next: &mut NextSocket) -> Result<(), ClaimError> {
-        fs::rename(&next.path, &self.path).map_err(io_error("renaming a socket to", &self.path))?;
+        fs::rename(&next.path, &self.path).map_err(io_error("cannot rename a socket to", &self.path))?;
         std::mem::swap(&mut self.requests, &mut next.requests);
         // It can fail only where it was shut before.
         let _ = rustix::net::shutdown(&next.requests, rustix::net::Shutdown::Both);
@@ -172,7 +173,7 @@ impl Claim {
             // A full queue is an open one.
             Ok(()) | Err(rustix::io::Errno::AGAIN) => return Ok(false),
             Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => {}
-            Err(errno) => return Err(io_error("trying", &self.path)(errno.into())),
+            Err(errno) => return Err(io_error("cannot connect to", &self.path)(errno.into())),
         }
         let access = Access::of(&self.path);
         make_way(&self.path)?;
@@ -229,14 +230,16 @@ impl Access {
     /// Gives it to the socket at `path`, which its user alone can connect to.
     fn give(&self, path: &Path) -> Result<(), ClaimError> {
         let Some(wanted) = &self.0 else { return Ok(()) };
-        let has = fs::symlink_metadata(path).map_err(io_error("looking at", path))?;
+        let has = fs::symlink_metadata(path).map_err(io_error("cannot look at", path))?;
         let changed = |wanted: u32, has: u32| (wanted != has).then_some(wanted);
         let (owner, group) = (changed(wanted.uid(), has.uid()), changed(wanted.gid(), has.gid()));
         if owner.is_some() || group.is_some() {
-            std::os::unix::fs::lchown(path, owner, group).map_err(io_error("changing the owner of", path))?;
+            std::os::unix::fs::lchown(path, owner, group)
+                .map_err(io_error("cannot change the owner of", path))?;
         }
         let mode = Mode::from_raw_mode(wanted.mode() & 0o777);
-        rustix::fs::chmod(path, mode).map_err(|errno| io_error("changing the mode of", path)(errno.into()))
+        rustix::fs::chmod(path, mode)
+            .map_err(|errno| io_error("cannot change the mode of", path)(errno.into()))
     }
 }
 
@@ -267,11 +270,11 @@ fn take_lock(path: &Path) -> Result<File, ClaimError> {
     let lock_path = beside(path, ".lock");
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let lock = options.open(&lock_path).map_err(io_error("opening", &lock_path))?;
+    let lock = options.open(&lock_path).map_err(io_error("cannot open", &lock_path))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ClaimError::InUse { path: path.to_owned() }),
-        Err(errno) => Err(io_error("locking", &lock_path)(errno.into())),
+        Err(errno) => Err(io_error("cannot lock", &lock_path)(errno.into())),
     }
 }
 
@@ -280,16 +283,16 @@ fn make_way(path: &Path) -> Result<(), ClaimError> {
     let kind = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io_error("looking at", path)(error)),
+        Err(error) => return Err(io_error("cannot look at", path)(error)),
     };
     if !kind.is_socket() {
         return Err(ClaimError::NotASocket { path: path.to_owned() });
     }
     match connect(path) {
-        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("removing", path)),
+        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("cannot remove", path)),
         Err(rustix::io::Errno::NOENT) => Ok(()),
         Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(ClaimError::InUse { path: path.to_owned() }),
-        Err(errno) => Err(io_error("trying", path)(errno.into())),
+        Err(errno) => Err(io_error("cannot connect to", path)(errno.into())),
     }
 }
 
@@ -308,7 +311,7 @@ fn listen(path: &Path, backlog: i32, flags: SocketFlags) -> Result<OwnedFd, Clai
         rustix::net::listen(&socket, backlog)?;
         Ok(socket)
     };
-    steps().map_err(|errno: rustix::io::Errno| io_error("listening on", path)(errno.into()))
+    steps().map_err(|errno: rustix::io::Errno| io_error("cannot listen on", path)(errno.into()))
 }
 
 #[cfg(test)]

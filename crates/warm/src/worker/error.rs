@@ -17,7 +17,7 @@ pub enum WorkerError {
         source: io::Error,
     },
     /// The sandbox that was asked for could not be built.
-    #[error("sandbox: {0}")]
+    #[error("cannot build the sandbox")]
     Sandbox(#[from] SandboxError),
     /// Rollback could not be set up, or refused to run.
     #[error("rollback (--isolate fork does without)")]

@@ -124,7 +124,7 @@ impl InPlace {
                 registers::exit(crate::server::EXIT_SPOILED);
             }
             if let Some(outcome) = last {
-                if let Err(reason) = conclude(told(limits, outcome, page), page, number) {
+                if let Err(reason) = conclude(client_outcome(limits, outcome, page), page, number) {
                     return end(&reason);
                 }
                 let attributes: Option<&Attributes> = attributes.as_ref();
@@ -199,8 +199,8 @@ fn conclude(outcome: Outcome, page: &StatusPage, number: RawFd) -> Result<(), St
     Err("the script closed its client's connection".to_owned())
 }
 
-/// How the request ended, for its client.
-fn told(limits: Limits, outcome: rollback::Outcome, page: &StatusPage) -> Outcome {
+/// Returns the outcome that the client is sent.
+fn client_outcome(limits: Limits, outcome: rollback::Outcome, page: &StatusPage) -> Outcome {
     match outcome {
         rollback::Outcome::Returned => {
             page.noted().unwrap_or_else(|| Outcome::Refused("the worker lost its own note".to_owned()))
@@ -218,7 +218,7 @@ fn told(limits: Limits, outcome: rollback::Outcome, page: &StatusPage) -> Outcom
             Reason::ClientGone => Outcome::Cancelled,
             Reason::Signal(signal) => Outcome::Signaled(signal),
         },
-        other => Outcome::Refused(format!("the program ended in an unknown way ({other:?})")),
+        _ => Outcome::Refused("the program ended in a way that this worker does not know".to_owned()),
     }
 }
 

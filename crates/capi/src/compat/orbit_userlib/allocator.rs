@@ -130,7 +130,7 @@ pub unsafe extern "C" fn orrery_authors_alloc(
             unsafe { core::ffi::CStr::from_ptr(file) }.to_string_lossy()
         };
         // What the authors' library does, and what programs that never look at the result rely on.
-        eprintln!("orbit_alloc at {file}:{line}: no room for {size} bytes in the pool at {allocator:?}");
+        eprintln!("orbit_alloc at {file}:{line}: no room for {size} bytes in the pool at {allocator:p}");
         std::process::abort();
     }
     part
@@ -149,7 +149,7 @@ unsafe extern "C" fn allocate(allocator: *mut Allocator, size: usize) -> *mut c_
                     block.cast::<Head>().write(Head { size, magic: MAGIC });
                     block.add(size_of::<Head>())
                 };
-                allocator.tell(area.used());
+                allocator.set_used(area.used());
                 part.as_ptr().cast()
             }
             // A pool that was used as raw memory before, or in an orbit.
@@ -199,7 +199,7 @@ impl Allocator {
         (unsafe { head.read() }.magic == MAGIC).then_some((area, head))
     }
 
-    fn tell(&mut self, used: usize) {
+    fn set_used(&mut self, used: usize) {
         // SAFETY: null, or a pool that stays.
         match unsafe { self.pool.as_mut() } {
             Some(pool) => pool.set_used(used.min(pool.length)),
@@ -228,7 +228,7 @@ impl Allocator {
                 }
                 // SAFETY: the part is in the allocator's memory, which a program may have used before.
                 unsafe { part.cast::<u8>().write_bytes(0, size) };
-                self.tell(end - base);
+                self.set_used(end - base);
                 part
             }
             _ => core::ptr::null_mut(),
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn orrery_authors_free(allocator: *mut Allocator, part: *m
             libc::pthread_spin_lock(lock);
             let size = allocator.size_of_linear(part);
             if from_start.checked_add(size) == Some(*allocator.allocated) {
-                allocator.tell(from_start.saturating_sub(size_of::<Head>()));
+                allocator.set_used(from_start.saturating_sub(size_of::<Head>()));
             }
             libc::pthread_spin_unlock(lock);
         }

@@ -50,7 +50,7 @@ fn unwanted(sandbox: &Sandbox, protections: Protections) -> Result<Filter, Sandb
         filter.add(libc::SYS_prctl, Condition::Equals { argument: 0, value }, refuse);
     }
     // Rollback's own descriptors are in reach of a script. With one call on them it could hide what it wrote.
-    let engine = own_text().map_err(io_error("reading the process's mappings"))?;
+    let engine = own_text().map_err(io_error("cannot read the process's mappings"))?;
     filter.add(libc::SYS_ioctl, Condition::CalledFrom { start: engine.0, end: engine.1 }, Action::Allow);
     for request in ENGINE_REQUESTS {
         filter.add(libc::SYS_ioctl, Condition::Equals { argument: 1, value: request }, refuse);

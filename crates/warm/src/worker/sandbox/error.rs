@@ -31,7 +31,7 @@ pub enum SandboxError {
         source: landlock::PathFdError,
     },
     /// The error of Landlock.
-    #[error("Landlock: {0}")]
+    #[error("cannot restrict the worker with Landlock")]
     Landlock(#[from] landlock::RulesetError),
     /// The kernel has no Landlock.
     #[error(
