@@ -47,8 +47,8 @@ pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Co
     }
 }
 
-/// The root, the context in which the program began. Its descriptor has the number [`ROOT`] in every context, and
-/// carries no rights; its creator's others, if the root is that, may.
+/// Returns the root, the context in which the program began. Its descriptor has the number [`ROOT`] in every context,
+/// and carries no rights; its creator's others, if the root is that, may.
 ///
 /// # Errors
 /// [`Error::NoContext`] where there are no contexts yet, where the number was closed or taken away
@@ -98,14 +98,14 @@ pub unsafe fn fork() -> Result<Forked> {
 }
 
 impl Context {
-    /// The descriptor that names the context.
+    /// Returns the descriptor that names the context.
     pub fn descriptor(self) -> RawFd {
         self.fd
     }
 
-    /// The context that a descriptor names in the calling one. Copies (dup(2)) name the same context with the same
-    /// rights, and so does what came over a socket of the program's own (SCM_RIGHTS in unix(7)). From this call on it
-    /// is a name like others: [`Context::close`] closes it.
+    /// Returns the context that a descriptor names in the calling one. Copies (dup(2)) name the same context with the
+    /// same rights, and so does what came over a socket of the program's own (SCM_RIGHTS in unix(7)). From this call
+    /// on it is a name like others: [`Context::close`] closes it.
     ///
     /// # Errors
     /// [`Error::NoContext`]: it names none of this program, or was closed behind our back. [`Error::Gone`] of a
@@ -376,13 +376,13 @@ fn deliver_signals<T>(mut state: state_lock::Held, arrival: T) -> T {
     arrival
 }
 
-/// The state of a process that knows contexts.
+/// Returns the state of a process that knows contexts.
 #[inline]
 fn held(descriptor: RawFd) -> Result<state_lock::Held> {
     state_lock::hold()?.ok_or(Error::NoContext { descriptor })
 }
 
-/// The same, for asking another context.
+/// Returns the same, for asking another context.
 fn held_to_ask(descriptor: RawFd) -> Result<state_lock::Held> {
     state_lock::hold_to_ask()?.ok_or(Error::NoContext { descriptor })
 }

@@ -57,12 +57,12 @@ impl Rights {
         self.files.iter().any(|(first, last)| (*first..=*last).contains(&number))
     }
 
-    /// Whether all memory is theirs.
+    /// Returns whether all memory is theirs.
     pub(crate) fn allow_all_memory(&self) -> bool {
         self.memory.iter().any(|range| contains(*range, EVERYTHING))
     }
 
-    /// What is in both.
+    /// Returns what is in both.
     pub(crate) fn and(&self, other: &Self) -> Self {
         let memory = self.memory.iter().flat_map(|right| {
             let parts = other.memory.iter().filter(|kept| kept.overlaps(*right));

@@ -32,7 +32,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// The default.
+    /// Returns the default.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -75,7 +75,7 @@ impl Spec {
         self
     }
 
-    /// Whether the new context and its creator have one table of descriptors between them (`LWC_SHARE` of all
+    /// Sets whether the new context and its creator have one table of descriptors between them (`LWC_SHARE` of all
     /// descriptors), rather than a copy each: what either opens or closes is open or closed in both, at once. A part of
     /// it cannot be shared.
     ///
@@ -88,9 +88,9 @@ impl Spec {
         self
     }
 
-    /// Whether the new context and its creator have the same credentials (`LWC_SHARE` of credentials): who either
-    /// becomes by setresuid(2), setresgid(2), setgroups(2) and capset(2), the other is when control next comes there.
-    /// What one gives up for good, both have given up.
+    /// Sets whether the new context and its creator have the same credentials (`LWC_SHARE` of credentials): who
+    /// either becomes by setresuid(2), setresgid(2), setgroups(2) and capset(2), the other is when control next comes
+    /// there. What one gives up for good, both have given up.
     ///
     /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if
     /// that is the root. A copy of the context ([`fork`](crate::fork),
@@ -101,27 +101,27 @@ impl Spec {
         self
     }
 
-    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`): what is
-    /// sent to the process group at once, what is sent to the program, and so to the root alone, when control next
-    /// comes there. For that the handlers that the root has are wrapped when it creates the context.
+    /// Sets whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`):
+    /// what is sent to the process group at once, what is sent to the program, and so to the root alone, when control
+    /// next comes there. For that the handlers that the root has are wrapped when it creates the context.
     #[must_use]
     pub fn shared_signals(mut self, yes: bool) -> Self {
         self.shared_signals = yes;
         self
     }
 
-    /// Whether debuggers and other processes of the same user may look into the new context, if they may into its
-    /// creator.
+    /// Sets whether debuggers and other processes of the same user may look into the new context, if they may into
+    /// its creator.
     #[must_use]
     pub fn dumpable(mut self, yes: bool) -> Self {
         self.dumpable = yes;
         self
     }
 
-    /// Whether the new context is kept from all processes that are not its own or started by it, even from those of the
-    /// same user: it can neither signal nor trace them, its creator and the root included, be they open to debuggers or
-    /// not, nor reach them by abstract Unix sockets, nor change how they run. No program that it executes gains
-    /// privileges (`no_new_privs` in prctl(2)).
+    /// Sets whether the new context is kept from all processes that are not its own or started by it, even from those
+    /// of the same user: it can neither signal nor trace them, its creator and the root included, be they open to
+    /// debuggers or not, nor reach them by abstract Unix sockets, nor change how they run. No program that it
+    /// executes gains privileges (`no_new_privs` in prctl(2)).
     ///
     /// By default it is: contexts that the root creates are each isolated, and what these create shares their domain.
     /// With `true` it has a domain of its own in any case, of which the kernel nests 16. With `false` it is as its
@@ -172,8 +172,8 @@ impl Spec {
         self
     }
 
-    /// Whether the calling thread is the only one that may ever switch there, and the others are left as they are. They
-    /// are held still for the moment of the creation otherwise.
+    /// Sets whether the calling thread is the only one that may ever switch there, and the others are left as they
+    /// are. They are held still for the moment of the creation otherwise.
     #[must_use]
     pub fn alone(mut self, yes: bool) -> Self {
         self.alone = yes;
@@ -193,7 +193,7 @@ impl Spec {
         if self.trap && self.withheld.is_empty() { Calls::global() } else { self.withheld }
     }
 
-    /// The same in pages, free of contradictions.
+    /// Returns the same in pages, free of contradictions.
     pub(crate) fn check(&self) -> Result<Checked> {
         let all = |list: &[(usize, usize)]| -> Result<Vec<PageRange>> {
             list.iter().map(|(start, length)| pages(*start, *length)).collect()

@@ -214,7 +214,7 @@ impl State {
         self.program.context_slot(self.me)
     }
 
-    /// Where the calling logical thread waits.
+    /// Returns where the calling logical thread waits.
     pub(crate) fn place(&self) -> &'static Place {
         self.program.place(self.logical_thread, self.me)
     }
@@ -224,12 +224,12 @@ impl State {
         self.program.controller(self.me)
     }
 
-    /// Who has the calling logical thread's control: a [`Controller`].
+    /// Returns who has the calling logical thread's control: a [`Controller`].
     pub(crate) fn control(&self) -> &'static AtomicU32 {
         self.program.control(self.logical_thread)
     }
 
-    /// The state of the calling logical thread's bell when it last looked around.
+    /// Returns the state of the calling logical thread's bell when it last looked around.
     pub(crate) fn looked(&self) -> Option<u32> {
         self.call_states.get(self.logical_thread as usize)?.looked
     }
@@ -245,20 +245,20 @@ impl State {
         self.call_state().caller = caller;
     }
 
-    /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
-    /// meanwhile, unless another context has its name now. What was noted is over with that.
+    /// Returns whether the peer still waits at the link to which control is about to go: it cannot have gone away
+    /// from there meanwhile, unless another context has its name now. What was noted is over with that.
     pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
         let caller = self.call_state().caller.take();
         caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
     }
 
-    /// Whether system calls of any peer arrive here.
+    /// Returns whether system calls of any peer arrive here.
     pub(crate) fn has_listener(&self) -> bool {
         self.had_listener
             && self.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over))
     }
 
-    /// Whether the peer waits at the link, as [`State::take_caller`] would say.
+    /// Returns whether the peer waits at the link, as [`State::take_caller`] would say.
     #[inline]
     pub(crate) fn is_caller(&self, peer: &Peer) -> bool {
         self.call_states
@@ -266,7 +266,7 @@ impl State {
             .is_some_and(|call_state| call_state.caller == Some(peer.waiting()))
     }
 
-    /// What the calling logical thread knows.
+    /// Returns what the calling logical thread knows.
     #[inline(always)]
     pub(crate) fn call_state(&mut self) -> &mut CallState {
         let logical_thread = self.logical_thread as usize;
@@ -281,8 +281,8 @@ impl State {
         self.call_states.resize(self.logical_thread as usize + 1, CallState::default());
     }
 
-    /// What wakes the calling logical thread while it waits for descriptors, made where there is none yet; `None` where
-    /// the program has one logical thread, or there is no room.
+    /// Returns what wakes the calling logical thread while it waits for descriptors, made where there is none yet;
+    /// `None` where the program has one logical thread, or there is no room.
     pub(crate) fn own_kick(&mut self) -> Option<&OwnedFd> {
         if *self.program.logical_threads().end() == 0 {
             return None;
@@ -434,7 +434,7 @@ impl State {
         slot
     }
 
-    /// Whether holders of a grant are left, as far as is known.
+    /// Returns whether holders of a grant are left, as far as is known.
     pub(crate) fn is_held(&self, grant: usize) -> bool {
         self.grants.get(grant).is_some_and(Option::is_some)
             && !self.lifetime.is_some_and(|lifetime| lifetime.is_hung_up(grant))
@@ -468,7 +468,7 @@ impl State {
         }
     }
 
-    /// The grants that nobody holds, asked of the kernel, of all at once.
+    /// Returns the grants that nobody holds, asked of the kernel, of all at once.
     fn hung_up(&self) -> Vec<usize> {
         use rustix::event::{PollFd, PollFlags};
         let (slots, mut fds): (Vec<usize>, Vec<PollFd<'_>>) = self
@@ -487,7 +487,7 @@ impl State {
         pairs.filter(|(_, fd)| fd.revents().contains(PollFlags::HUP)).map(|(slot, _)| slot).collect()
     }
 
-    /// Whether a number is that of a descriptor by which the library, not the program, lives.
+    /// Returns whether a number is that of a descriptor by which the library, not the program, lives.
     pub(crate) fn is_own(&self, number: RawFd) -> bool {
         number == self.main
             || self.own_numbers().contains(&number)
@@ -519,7 +519,7 @@ impl State {
             .collect()
     }
 
-    /// The place of a context named by a handle.
+    /// Returns the place of a context named by a handle.
     pub(crate) fn find(&self, context: Context) -> Result<usize> {
         match self.peers.get(context.slot) {
             Some(Some(peer)) if peer.serial == context.serial => Ok(context.slot),
@@ -608,7 +608,7 @@ impl Peer {
         Controller::new(self.context_slot, self.generation)
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
         let generation =
             program.context_slot(self.context_slot).generation.load(std::sync::atomic::Ordering::SeqCst);
@@ -616,7 +616,7 @@ impl Peer {
             || (self.context_slot != ROOT && program.is_marked_dead(self.context_slot))
     }
 
-    /// Whether its descriptor still is what it was.
+    /// Returns whether its descriptor still is what it was.
     pub(crate) fn is_intact(&self) -> bool {
         inode(self.fd.as_raw_fd()) == Some(self.inode)
     }

@@ -68,7 +68,7 @@ pub(crate) struct Engine {
 // SAFETY: `inner` and `last` are used by the owner's thread alone; the rest is shared safely.
 unsafe impl Sync for Engine {}
 
-/// The process' arena.
+/// Returns the process' arena.
 pub(crate) fn arena() -> Result<&'static Arena> {
     let known = ARENA.load(Ordering::Acquire);
     // SAFETY: once set, it points to the arena, which is there for good.
@@ -109,7 +109,7 @@ impl Engine {
         Ok(self)
     }
 
-    /// The owner's part.
+    /// Returns the owner's part.
     ///
     /// # Safety
     /// The calling thread is the owner's, and uses no other reference to it while it uses this one. A handler that
@@ -178,7 +178,7 @@ impl Engine {
         Ok(unsafe { self.for_owner()?.inner() }.space.exclude(range, stack)?)
     }
 
-    /// What the space holds, and what the last run's restore did.
+    /// Returns what the space holds, and what the last run's restore did.
     pub(crate) fn statistics(&'static self) -> Result<(Statistics, orrery_memory::space::Restored)> {
         // SAFETY: this is the owner's thread, and holds no other reference.
         let inner = unsafe { self.for_owner()?.inner() };
@@ -262,7 +262,7 @@ impl Engine {
     }
 }
 
-/// How the closure ended when it ran last; for a closure that repeats.
+/// Returns how the closure ended when it ran last; for a closure that repeats.
 pub(crate) fn last_ending() -> Option<Ending> {
     // SAFETY: written by the owner's thread at the end of a run, and asked for by the closure on the same thread.
     current().and_then(|engine| unsafe { *engine.last.get() })
@@ -296,7 +296,7 @@ pub(crate) fn apply_limits() {
     }
 }
 
-/// The engine with default settings, made if need be.
+/// Returns the engine with default settings, made if need be.
 pub(crate) fn set_up_default() -> Result<&'static Engine> {
     set_up(Config::default(), Children::default())
 }
@@ -310,7 +310,7 @@ pub(crate) fn existing(id: u64) -> Result<&'static Engine> {
     }
 }
 
-/// What the last operation of the C interface could not do.
+/// Returns what the last operation of the C interface could not do.
 pub(crate) fn last_error() -> Option<Error> {
     // SAFETY: this is the owner's thread, and holds no other reference.
     current().filter(|engine| engine.run.is_owner()).and_then(|engine| unsafe { engine.inner() }.error)

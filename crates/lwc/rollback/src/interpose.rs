@@ -54,7 +54,7 @@ fn replace(name: &CStr, target: usize) -> rustix::io::Result<()> {
     }
 }
 
-/// What `madvise` is now.
+/// Returns what `madvise` is now.
 extern "C" fn through_madvise(address: usize, length: usize, advice: c_int) -> c_int {
     if advice == libc::MADV_FREE {
         run_state::note_lazy_free(address, length);

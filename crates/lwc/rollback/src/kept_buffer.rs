@@ -74,7 +74,7 @@ impl KeptBuffer {
         self.length().set(0);
     }
 
-    /// How many bytes it can hold.
+    /// Returns how many bytes it can hold.
     pub fn capacity(&self) -> usize {
         self.memory.len() - HEADER
     }

@@ -66,8 +66,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// What becomes of child processes; killed, unless configured otherwise. Counts when the process sets rollback up
-    /// for the first time, as do all settings but the limits.
+    /// Sets what becomes of child processes; killed, unless configured otherwise. Counts when the process sets
+    /// rollback up for the first time, as do all settings but the limits.
     pub fn children(mut self, policy: Children) -> Self {
         self.children = policy;
         self
@@ -79,13 +79,13 @@ impl Builder {
         self
     }
 
-    /// Whether page images are mapped while the program runs.
+    /// Sets whether page images are mapped while the program runs.
     pub fn visibility(mut self, visibility: Visibility) -> Self {
         self.visibility = visibility;
         self
     }
 
-    /// How the first capture of a process is made.
+    /// Sets how the first capture of a process is made.
     pub fn first(mut self, first: First) -> Self {
         self.first = first;
         self
@@ -281,7 +281,7 @@ impl Rollback {
         self.engine.keep(aligned(start, length)?, stack_address())
     }
 
-    /// What the engine's store holds, and what the last run had to put back.
+    /// Returns what the engine's store holds, and what the last run had to put back.
     ///
     /// # Errors
     /// Those that [`Rollback::run`] gives before it runs.
@@ -321,7 +321,7 @@ pub(crate) fn aligned(start: usize, length: usize) -> Result<PageRange> {
     }
 }
 
-/// An address on the present stack.
+/// Returns an address on the present stack.
 pub(crate) fn stack_address() -> usize {
     let here = 0_u8;
     std::ptr::from_ref(std::hint::black_box(&here)).addr()

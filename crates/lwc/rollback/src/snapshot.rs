@@ -88,7 +88,7 @@ pub fn keep(start: usize, length: usize) -> Result<()> {
     engine::set_up_default()?.keep(range, stack_address())
 }
 
-/// What the last snapshot or resume could not do or undo.
+/// Returns what the last snapshot or resume could not do or undo.
 pub fn last_error() -> Option<Error> {
     REFUSAL.get().or_else(engine::last_error)
 }
@@ -109,7 +109,7 @@ impl Quiet {
         Self(signals::block_all())
     }
 
-    /// The mask before.
+    /// Returns the mask before.
     fn mask(&self) -> Mask {
         self.0
     }

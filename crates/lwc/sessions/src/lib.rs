@@ -109,25 +109,27 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How many sessions are made at once; 4 by default. More are made when they are needed.
+    /// Sets how many sessions are made at once; 4 by default. More are made when they are needed.
     pub fn ready(mut self, sessions: usize) -> Self {
         self.ready = sessions;
         self
     }
 
-    /// How many there may be at most; 1024 by default. Each needs two descriptors of the root beside its connection's.
+    /// Sets how many there may be at most; 1024 by default. Each needs two descriptors of the root beside its
+    /// connection's.
     pub fn most(mut self, sessions: usize) -> Self {
         self.most = sessions;
         self
     }
 
-    /// How many clean ones [`Pool::tidy`] sees to; 2 by default.
+    /// Sets how many clean ones [`Pool::tidy`] sees to; 2 by default.
     pub fn spare(mut self, sessions: usize) -> Self {
         self.spare = sessions;
         self
     }
 
-    /// How long a session may have control at a time; without a limit by default. One that keeps it longer is killed.
+    /// Sets how long a session may have control at a time; without a limit by default. One that keeps it longer is
+    /// killed.
     pub fn step_limit(mut self, limit: Duration) -> Self {
         self.step_limit = Some(limit);
         self
@@ -151,9 +153,9 @@ impl Builder {
         self
     }
 
-    /// Whether sessions are isolated ([`Spec::isolate`](orrery_context::Spec::isolate)); they are by default, which
-    /// requires Landlock's scopes (Linux 6.12). An attacker who executes code inside a session that is not isolated can
-    /// read the root's memory and take the other clients' connections from it.
+    /// Sets whether sessions are isolated ([`Spec::isolate`](orrery_context::Spec::isolate)); they are by default,
+    /// which requires Landlock's scopes (Linux 6.12). An attacker who executes code inside a session that is not
+    /// isolated can read the root's memory and take the other clients' connections from it.
     pub fn isolate(mut self, yes: bool) -> Self {
         self.isolated = yes;
         self

@@ -33,7 +33,7 @@ impl SessionId {
         self.place as usize
     }
 
-    /// The name that [`SessionId::number`] stands for.
+    /// Returns the name that [`SessionId::number`] stands for.
     pub fn of_number(number: u64) -> Self {
         let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
         Self { place: half(number), serial: half(number >> 32) }
@@ -204,7 +204,7 @@ impl Pool {
         Ok(false)
     }
 
-    /// What the pool has, and what it has done.
+    /// Returns what the pool has, and what it has done.
     pub fn statistics(&self) -> Statistics {
         let busy = self.members.iter().flatten().filter(|member| member.session.is_some()).count();
         Statistics { clean: self.clean.len(), dirty: self.dirty.len(), busy, ..self.statistics }
@@ -292,14 +292,14 @@ impl Pool {
         self.members.get(place)?.as_ref().map(|member| member.context)
     }
 
-    /// The place of a session.
+    /// Returns the place of a session.
     fn find(&self, session: SessionId) -> Result<usize> {
         let place = session.place as usize;
         let serves = self.members.get(place).and_then(Option::as_ref).and_then(|member| member.session);
         if serves == Some(session.serial) { Ok(place) } else { Err(Error::NoSession { number: place }) }
     }
 
-    /// What a member that works answers; whatever goes wrong is its end.
+    /// Returns what a member that works answers; whatever goes wrong is its end.
     fn answer(&self, place: usize, order: Order) -> std::result::Result<Report, Ended> {
         self.order(place, order).map_err(|silence| match silence {
             Silence::Before => Ended::Lost,
@@ -373,7 +373,7 @@ impl Drop for Pool {
     }
 }
 
-/// Why the template, or a session that is not ready, says that it is not.
+/// Returns why the template, or a session that is not ready, says that it is not.
 fn text(arrival: &Arrival) -> String {
     String::from_utf8_lossy(&arrival.bytes).into_owned()
 }

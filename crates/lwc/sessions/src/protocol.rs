@@ -124,7 +124,7 @@ impl Report {
         kind | detail << 8 | u64::from(value.cast_unsigned()) << 32
     }
 
-    /// What a word means, which may come from a session that an attacker controls.
+    /// Returns what a word means, which may come from a session that an attacker controls.
     pub(crate) fn of(word: u64) -> Option<Self> {
         let (kind, detail) = (word & 0xff, word >> 8 & 0xff);
         let value = u32::try_from(word >> 32).unwrap_or(0).cast_signed();
@@ -171,7 +171,7 @@ impl From<Outcome> for Ended {
 }
 
 impl Ended {
-    /// Whether the context may serve again.
+    /// Returns whether the context may serve again.
     pub(crate) fn is_harmless(self) -> bool {
         !matches!(self, Self::Signaled(_) | Self::TimedOut | Self::Lost)
     }

@@ -83,7 +83,7 @@ impl Drop for Connection {
     }
 }
 
-/// A session's life.
+/// Returns a session's life.
 ///
 /// `open`: the program is open to debuggers, so what was there before any connection need not be closed to them.
 pub(crate) fn session<F: Fn(&mut Connection)>(

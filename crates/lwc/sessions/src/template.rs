@@ -21,7 +21,7 @@ use super::protocol::{Order, Report};
 use super::session::{self, Connection};
 use orrery_context::{self as context, Context, Spec, Start};
 
-/// What the template is to have of the root.
+/// Returns what the template is to have of the root.
 pub(crate) fn template_spec(keep: &[RawFd], isolated: bool) -> Spec {
     let mut keep: Vec<u32> =
         keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
@@ -38,7 +38,7 @@ pub(crate) fn template_spec(keep: &[RawFd], isolated: bool) -> Spec {
     spec.close_descriptors(from, u32::MAX)
 }
 
-/// The template's life.
+/// Returns the template's life.
 pub(crate) fn template<F: Fn(&mut Connection)>(
     start: Start,
     open: bool,

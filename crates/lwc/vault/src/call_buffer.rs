@@ -94,17 +94,17 @@ impl CallBuffer {
         unsafe { self.start.cast().as_ref() }
     }
 
-    /// The client's view of the gate.
+    /// Returns the client's view of the gate.
     pub(super) fn client(&self) -> Gate<'_> {
         Gate::new(&self.head().client, &self.head().twin)
     }
 
-    /// The twin's view of the gate.
+    /// Returns the twin's view of the gate.
     pub(super) fn twin(&self) -> Gate<'_> {
         Gate::new(&self.head().twin, &self.head().client)
     }
 
-    /// The word in which the kernel marks the twin's death.
+    /// Returns the word in which the kernel marks the twin's death.
     pub(super) fn mark(&self) -> *const AtomicU32 {
         self.head().twin.mark()
     }
@@ -141,7 +141,7 @@ impl CallBuffer {
         Some((number, Ok(length)))
     }
 
-    /// Where the client wants its twin.
+    /// Returns where the client wants its twin.
     pub(super) fn cpu(&self) -> u32 {
         self.head().cpu.load(Ordering::Relaxed)
     }

@@ -319,7 +319,7 @@ impl Link {
         mem::forget(self.socket);
     }
 
-    /// Whether the kernel has marked the twin's death.
+    /// Returns whether the kernel has marked the twin's death.
     fn is_dead(&self) -> bool {
         self.line.client().is_marked_dead() == Some(true)
     }
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a request to keepers that die of so many, and how many there were.
+    /// Returns what becomes of a request to keepers that die of so many, and how many there were.
     fn asked<T>(deaths: usize, ask: impl FnOnce(&Client) -> T) -> (T, usize) {
         let (ours, theirs) = message::pair().unwrap();
         let keeper = std::thread::spawn(move || keep(&theirs, deaths));

@@ -106,7 +106,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Whether the program has not closed it behind our back, as those do that close all descriptors.
+    /// Returns whether the program has not closed it behind our back, as those do that close all descriptors.
     pub(super) fn is_there(&self) -> bool {
         sockopt::socket_cookie(self) == Ok(self.cookie)
     }
@@ -216,7 +216,7 @@ impl Connection {
         }
     }
 
-    /// The socket on which the keeper hears this process, by `until`.
+    /// Returns the socket on which the keeper hears this process, by `until`.
     pub(super) fn keeper(&'static self, until: Moment) -> Result<Arc<Socket>, Failure> {
         loop {
             let known = self.lock().keeper.clone();

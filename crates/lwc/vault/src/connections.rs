@@ -44,7 +44,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Those of a program with one process.
+    /// Returns those of a program with one process.
     pub(super) fn new(socket: OwnedFd, program_end: u64) -> Self {
         let family = Family(0);
         Self { all: vec![Peer { socket, program_end, family }], last_family: family, turns: 0 }
@@ -77,7 +77,7 @@ impl Connections {
         self.all.iter().filter(|peer| peer.family == family).count()
     }
 
-    /// A family without members.
+    /// Returns a family without members.
     pub(super) fn new_family(&mut self) -> Family {
         self.last_family.0 += 1;
         self.last_family
@@ -91,7 +91,7 @@ impl Connections {
         self.all.iter().find(|peer| peer.program_end == program_end)
     }
 
-    /// Who may make a request now, of those that are `ready`: one of each family, and another one each time.
+    /// Returns who may make a request now, of those that are `ready`: one of each family, and another one each time.
     pub(super) fn turns(&mut self, ready: &[bool]) -> Vec<u64> {
         let begin = self.turns % self.all.len().max(1);
         self.turns = self.turns.wrapping_add(1);

@@ -84,7 +84,7 @@ pub trait VaultService {
     /// Whatever the caller is to be told.
     fn load(&mut self, request: &[u8], answer: &mut [u8]) -> std::result::Result<usize, rustix::io::Errno>;
 
-    /// What [`VaultService::load`] does in the keeper, beside computing. Nothing else is possible there.
+    /// Returns what [`VaultService::load`] does in the keeper, beside computing. Nothing else is possible there.
     fn loads(&self) -> Loads {
         Loads::Files
     }
@@ -191,12 +191,12 @@ impl Vault {
         }
     }
 
-    /// The vault's context.
+    /// Returns the vault's context.
     pub fn context(&self) -> Context {
         self.context
     }
 
-    /// The vault's process, as itself told.
+    /// Returns the vault's process, as itself told.
     pub fn pid(&self) -> Pid {
         self.pid
     }

@@ -86,7 +86,7 @@ pub(super) fn decode_answer(message: &[u8]) -> Answer<'_> {
     }
 }
 
-/// A connected pair of sockets for messages.
+/// Returns a connected pair of sockets for messages.
 pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }

@@ -97,7 +97,7 @@ impl Record {
         Some(after)
     }
 
-    /// What was said last, and after which change that is.
+    /// Returns what was said last, and after which change that is.
     fn hear(&self) -> Option<(u32, Credentials)> {
         let end = Moment::now().after(PATIENCE);
         loop {
@@ -155,7 +155,7 @@ impl SharedCredentials {
 }
 
 impl Credentials {
-    /// The calling thread's.
+    /// Returns the calling thread's.
     fn own() -> rustix::io::Result<Self> {
         let (mut users, mut groups) = ([0_u32; 3], [0_u32; 3]);
         let [real, effective, saved] = &mut users;

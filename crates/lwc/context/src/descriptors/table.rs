@@ -44,7 +44,7 @@ impl Owners {
         }
     }
 
-    /// Who shares it next.
+    /// Returns who shares it next.
     pub(super) fn reserve(&self) -> Result<u16> {
         let free = |process: &AtomicU32| process.compare_exchange(0, RESERVED, SeqCst, SeqCst).is_ok();
         let found = self.processes().iter().skip(1).position(free);
@@ -139,7 +139,7 @@ pub(super) fn close(number: RawFd) {
 }
 
 impl SharedTable {
-    /// The numbers by which it knows its members.
+    /// Returns the numbers by which it knows its members.
     pub(crate) fn members(&self) -> impl Iterator<Item = &OwnedFd> {
         self.members.iter().map(|member| &*member.pidfd)
     }

@@ -85,7 +85,7 @@ const NEEDED: [libc::c_long; 24] = [
     libc::SYS_read,
 ];
 
-/// Whether a context that may not make these calls cannot make a copy of itself.
+/// Returns whether a context that may not make these calls cannot make a copy of itself.
 pub(crate) fn takes(withheld: &Calls) -> bool {
     NEEDED.iter().any(|call| u32::try_from(*call).is_ok_and(|number| withheld.has(number)))
 }
@@ -233,7 +233,7 @@ fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Res
     }
 }
 
-/// What a context has that its copy needs again; for shared memory, which.
+/// Returns what a context has that its copy needs again; for shared memory, which.
 pub(crate) fn inventory(state: &State) -> Vec<(ForkMessage, Option<usize>)> {
     let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
     let grants = state.grants.iter().enumerate().filter_map(|(index, grant)| {

@@ -89,7 +89,7 @@ impl ForkMessage {
         }
     }
 
-    /// The next one.
+    /// Receives the next message.
     pub(crate) fn receive(from: BorrowedFd<'_>, until: Moment) -> rustix::io::Result<(Self, Vec<OwnedFd>)> {
         if !is_readable(from, until) {
             return Err(Errno::TIMEDOUT);

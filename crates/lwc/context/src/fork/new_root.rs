@@ -199,7 +199,7 @@ fn gather(
     lines.into_iter().filter_map(|(line, context_slot)| take_stock(line, context_slot, until).ok()).collect()
 }
 
-/// What a copy has.
+/// Returns what a copy has.
 fn take_stock(line: OwnedFd, context_slot: u32, until: Moment) -> rustix::io::Result<Double> {
     let (here, fds) = ForkMessage::expect(line.as_fd(), until, HERE, 1)?;
     let pid = i32::try_from(here.index).ok().and_then(Pid::from_raw).ok_or(Errno::BADMSG)?;
@@ -252,7 +252,7 @@ impl Fresh {
         })
     }
 
-    /// What is to take the place of something, as descriptors to send or keep.
+    /// Returns what is to take the place of something, as descriptors to send or keep.
     fn replace(
         &mut self,
         note: &ForkMessage,

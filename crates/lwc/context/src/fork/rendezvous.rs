@@ -39,7 +39,7 @@ impl Rendezvous {
         Some((rendezvous, descriptors::raise(connector)))
     }
 
-    /// The numbers of its descriptors.
+    /// Returns the numbers of its descriptors.
     pub(crate) fn numbers(&self) -> [RawFd; 2] {
         [self.socket.as_raw_fd(), self.turn.as_raw_fd()]
     }
@@ -54,7 +54,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Who connects next, with its process; `None` at the end of the time.
+    /// Returns who connects next, with its process; `None` at the end of the time.
     pub(crate) fn answer(&self, until: Moment) -> Option<(OwnedFd, Pid)> {
         while is_readable(self.socket.as_fd(), until) {
             // Who connects without a line is not heard.

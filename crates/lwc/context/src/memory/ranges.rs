@@ -40,12 +40,12 @@ pub(crate) fn pages(start: usize, length: usize) -> Result<PageRange> {
     }
 }
 
-/// Whether `outer` holds all of `inner`.
+/// Returns whether `outer` holds all of `inner`.
 pub(crate) fn contains(outer: PageRange, inner: PageRange) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// What of `range` is in none of `others`.
+/// Returns what of `range` is in none of `others`.
 pub(crate) fn without(range: PageRange, others: impl Iterator<Item = PageRange>) -> Vec<PageRange> {
     let mut left = vec![range];
     for other in others {

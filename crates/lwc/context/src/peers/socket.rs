@@ -77,14 +77,14 @@ pub(crate) fn send(socket: BorrowedFd<'_>, words: &[u8], fds: &[BorrowedFd<'_>])
     sendmsg(socket, &[IoSlice::new(words)], &mut ancillary, flags).map(|_| ())
 }
 
-/// The inode behind a descriptor.
+/// Returns the inode behind a descriptor.
 pub(crate) fn inode(fd: RawFd) -> Option<u64> {
     // SAFETY: fstat of a number that may be none fails; nothing is closed.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     rustix::fs::fstat(fd).ok().map(|status| status.st_ino)
 }
 
-/// Whether the other end of a socket is closed by all who had it.
+/// Returns whether the other end of a socket is closed by all who had it.
 pub(crate) fn is_hung_up(socket: &OwnedFd) -> bool {
     let mut one = [PollFd::new(socket, PollFlags::empty())];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -92,7 +92,7 @@ pub(crate) fn is_hung_up(socket: &OwnedFd) -> bool {
         && one[0].revents().contains(PollFlags::HUP)
 }
 
-/// Whether a descriptor is readable.
+/// Returns whether a descriptor is readable.
 pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
     let mut one = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -42,17 +42,17 @@ impl Controller {
         Self(generation << BITS | context_slot & ((1 << BITS) - 1))
     }
 
-    /// Who has it now.
+    /// Returns who has it now.
     pub(crate) fn of(word: &impl Word) -> Self {
         Self(word.read())
     }
 
-    /// What the word says then.
+    /// Returns what the word says then.
     pub(crate) fn word(self) -> u32 {
         self.0
     }
 
-    /// The slot.
+    /// Returns the slot.
     pub(crate) fn context_slot(self) -> u32 {
         self.0 & ((1 << BITS) - 1)
     }

@@ -154,7 +154,7 @@ impl ReplySlot {
 }
 
 impl RawReplySlot {
-    /// Whether something was said that was not taken yet.
+    /// Returns whether something was said that was not taken yet.
     #[inline]
     pub(crate) fn is_called(self) -> bool {
         // SAFETY: the reply slot keeps the memory mapped.
@@ -184,7 +184,7 @@ impl Link {
         Self::accept_as(fd, 1, id)
     }
 
-    /// The same, seen from a side.
+    /// Returns the same, seen from a side.
     pub(crate) fn accept_as(fd: BorrowedFd<'_>, side: usize, id: Id) -> Result<Self> {
         let refuse = |errno| Error::system("accept a link", 0, errno);
         // Only a file that cannot shrink under us may be touched.
@@ -235,12 +235,12 @@ impl Link {
         self.mapping.creator.set(Creator::here());
     }
 
-    /// Whether the calling process has it.
+    /// Returns whether the calling process has it.
     pub(crate) fn is_here(&self) -> bool {
         self.mapping.is_here()
     }
 
-    /// Where a logical thread's part begins.
+    /// Returns where a logical thread's part begins.
     #[inline]
     fn part(&self, logical_thread: u32) -> NonNull<u8> {
         let logical_thread =
@@ -284,7 +284,7 @@ impl Link {
         self.taken.resize(logical_thread + 1, 0);
     }
 
-    /// The number under which the other side knows us.
+    /// Returns the number under which the other side knows us.
     pub(crate) fn their_slot(&self) -> u32 {
         self.theirs(0).slot.load(Ordering::Relaxed)
     }
@@ -299,7 +299,7 @@ impl Link {
         self.mine(0).closed.store(1, Ordering::SeqCst);
     }
 
-    /// Whether the other side has closed its descriptor of us.
+    /// Returns whether the other side has closed its descriptor of us.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.theirs(0).closed.load(Ordering::SeqCst) != 0

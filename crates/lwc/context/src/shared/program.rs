@@ -205,17 +205,17 @@ impl Program {
         unsafe { self.memory.start().cast::<Head>().as_ref() }
     }
 
-    /// Whether a context has closed a descriptor of the root: see [`crate::spawn::root_names`].
+    /// Returns whether a context has closed a descriptor of the root: see [`crate::spawn::root_names`].
     pub(crate) fn root_was_closed(&self) -> &AtomicU32 {
         &self.head().root_was_closed
     }
 
-    /// How many signals the root had whose handlers are wrapped: see [`crate::spawn::signal_forwarding`].
+    /// Returns how many signals the root had whose handlers are wrapped: see [`crate::spawn::signal_forwarding`].
     pub(crate) fn root_signals(&self) -> &AtomicU32 {
         &self.head().root_signals
     }
 
-    /// How many of a signal the context of a slot had; of a number that is none, of 0.
+    /// Returns how many of a signal the context of a slot had; of a number that is none, of 0.
     pub(crate) fn signals(&self, context_slot: u32, signal: i32) -> &AtomicU32 {
         let signal = usize::try_from(signal).ok().filter(|signal| *signal < SIGNALS).unwrap_or(0);
         let index = sound(context_slot) * SIGNALS + signal;
@@ -223,7 +223,7 @@ impl Program {
         unsafe { self.memory.start().add(SIGNALS_AT).cast::<AtomicU32>().add(index).as_ref() }
     }
 
-    /// Whether any context has stopped because the program was: see [`crate::spawn::job_control`].
+    /// Returns whether any context has stopped because the program was: see [`crate::spawn::job_control`].
     pub(crate) fn has_halted(&self) -> &AtomicU32 {
         &self.head().has_halted
     }
@@ -243,7 +243,7 @@ impl Program {
         unsafe { self.memory.start().add(SEATS_AT).cast::<ContextSlot>().add(sound(number)).as_ref() }
     }
 
-    /// The place of a logical thread in the context of a slot.
+    /// Returns the place of a logical thread in the context of a slot.
     pub(crate) fn place(&self, logical_thread: u32, context_slot: u32) -> &Place {
         let logical_thread =
             if (logical_thread as usize) < MAX_THREADS { logical_thread as usize } else { 0 };
@@ -302,8 +302,8 @@ impl Program {
         &self.logical_thread(logical_thread).control
     }
 
-    /// Whether the context of a slot has any logical thread's control. Neither allocates nor touches thread-local
-    /// storage.
+    /// Returns whether the context of a slot has any logical thread's control. Neither allocates nor touches
+    /// thread-local storage.
     pub(crate) fn has_control(&self, context_slot: u32) -> bool {
         self.logical_threads().any(|logical_thread| {
             Controller::of(self.control(logical_thread)) == self.controller(context_slot)
@@ -323,12 +323,12 @@ impl Program {
             .find(|logical_thread| self.place(*logical_thread, context_slot).thread.load(SeqCst) == thread)
     }
 
-    /// Whether a logical thread exists in the context of a slot.
+    /// Returns whether a logical thread exists in the context of a slot.
     pub(crate) fn exists(&self, logical_thread: u32, context_slot: u32) -> bool {
         self.place(logical_thread, context_slot).thread.load(SeqCst) != 0
     }
 
-    /// Whether the thread that is a logical thread in a context's process lives.
+    /// Returns whether the thread that is a logical thread in a context's process lives.
     pub(crate) fn lives(&self, logical_thread: u32, context_slot: u32) -> bool {
         let thread = self.place(logical_thread, context_slot).thread.load(SeqCst);
         let (Some(pid), Ok(thread)) = (self.pid(context_slot), i32::try_from(thread)) else { return false };
@@ -337,8 +337,8 @@ impl Program {
         thread != 0 && found.map_err(syscalls::Errno::into_raw) != Err(libc::ESRCH)
     }
 
-    /// Whether the thread with which a logical thread began has ended in a context that goes on: so do then all that it
-    /// is elsewhere.
+    /// Returns whether the thread with which a logical thread began has ended in a context that goes on: so do then
+    /// all that it is elsewhere.
     pub(crate) fn has_ended(&self, logical_thread: u32) -> bool {
         match self.logical_thread(logical_thread).origin.load(SeqCst) {
             0 => false,
@@ -351,7 +351,7 @@ impl Program {
         }
     }
 
-    /// Whether there is no such thread, or it does not live where it began.
+    /// Returns whether there is no such thread, or it does not live where it began.
     fn is_over(&self, logical_thread: u32) -> bool {
         match self.logical_thread(logical_thread).origin.load(SeqCst) {
             0 => true,
@@ -382,7 +382,7 @@ impl Program {
         None
     }
 
-    /// Whether a logical thread lives on in any context.
+    /// Returns whether a logical thread lives on in any context.
     fn is_anywhere(&self, logical_thread: u32) -> bool {
         std::iter::once(ROOT).chain(self.used()).any(|context_slot| self.lives(logical_thread, context_slot))
     }
@@ -461,7 +461,7 @@ impl Program {
         context_slot.pid.store(0, SeqCst);
     }
 
-    /// Whether the kernel has marked the death of the context of a slot.
+    /// Returns whether the kernel has marked the death of the context of a slot.
     pub(crate) fn is_marked_dead(&self, context_slot: u32) -> bool {
         self.place(self.context_slot(context_slot).marked.load(SeqCst), context_slot).face.is_marked_dead()
     }
@@ -485,7 +485,7 @@ fn sound(context_slot: u32) -> usize {
     if (context_slot as usize) < MAX_CONTEXTS { context_slot as usize } else { ROOT as usize }
 }
 
-/// The kernel's number of the calling thread.
+/// Returns the kernel's number of the calling thread.
 pub(crate) fn own_thread() -> u32 {
     rustix::thread::gettid().as_raw_pid().unsigned_abs()
 }

@@ -99,7 +99,8 @@ pub(crate) fn follow_root(program: &Program, me: u32) -> i32 {
     SOON
 }
 
-/// Whether process `pid` is stopped, and not by a debugger. Neither allocates nor touches thread-local storage.
+/// Returns whether process `pid` is stopped, and not by a debugger. Neither allocates nor touches thread-local
+/// storage.
 fn is_stopped(pid: i32) -> bool {
     let mut path = *b"/proc/0000000000/stat\0";
     let mut digits = pid.unsigned_abs();

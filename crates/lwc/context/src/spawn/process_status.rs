@@ -8,23 +8,23 @@ use rustix::process::Pid;
 
 use crate::error::Result;
 
-/// How many threads the calling process has beside the calling one and a context's watcher.
+/// Returns how many threads the calling process has beside the calling one and a context's watcher.
 pub(crate) fn other_threads() -> Result<usize> {
     let own = 1 + usize::from(watcher::thread().is_some());
     Ok(Threads::open()?.count()?.saturating_sub(own))
 }
 
-/// Whether a process is stopped by a signal or a debugger.
+/// Returns whether a process is stopped by a signal or a debugger.
 pub(crate) fn is_stopped(pidfd: BorrowedFd<'_>) -> bool {
     matches!(pid_of(pidfd).and_then(state_of), Some('T' | 't'))
 }
 
-/// Whether a process' first thread sleeps.
+/// Returns whether a process' first thread sleeps.
 pub(crate) fn is_asleep(pid: Pid) -> bool {
     state_of(pid) == Some('S')
 }
 
-/// Whether a thread of a process runs, or waits for the processor or a device.
+/// Returns whether a thread of a process runs, or waits for the processor or a device.
 pub(crate) fn is_thread_awake(pid: Pid, thread: u32) -> bool {
     matches!(state_in(&format!("/proc/{}/task/{thread}/stat", pid.as_raw_pid())), Some('R' | 'D'))
 }

@@ -47,8 +47,8 @@ pub(crate) fn adopt(contexts: Vec<(u32, OwnedFd)>) {
     FOREIGN.lock().0 = contexts;
 }
 
-/// How a dead context ended that is not a child. Its pidfd tells once another process has reaped it (Linux 6.15); until
-/// then it is listed with its status (proc_pid_stat(5)), for those who may look into it.
+/// Returns how a dead context ended that is not a child. Its pidfd tells once another process has reaped it (Linux
+/// 6.15); until then it is listed with its status (proc_pid_stat(5)), for those who may look into it.
 fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
     for _ in 0..100 {
         let end = end_of(pidfd);
@@ -84,7 +84,7 @@ fn listed_end(pidfd: BorrowedFd<'_>) -> Option<End> {
     })
 }
 
-/// How process `pid` ended, which is or was on `context_slot`. It is killed first, should it live.
+/// Returns how process `pid` ended, which is or was on `context_slot`. It is killed first, should it live.
 pub(crate) fn reap(state: &State, context_slot: u32, pid: u32) -> End {
     let program = state.program;
     if state.me == ROOT {
@@ -160,7 +160,8 @@ pub(crate) fn continue_halted(program: &Program) {
     }
 }
 
-/// Whether a number, which is read from memory that every context can write, is that of a hidden child of ours.
+/// Returns whether a number, which is read from memory that every context can write, is that of a hidden child of
+/// ours.
 fn is_child(pid: Pid) -> bool {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
     rustix::process::waitid(WaitId::Pid(pid), look).is_ok()

@@ -86,7 +86,7 @@ extern "C" fn on_signal(signal: i32, info: *const signals::QueuedInfo, context: 
 }
 
 impl Shared {
-    /// What a context has of the past: nothing is missing.
+    /// Returns what a context has of the past: nothing is missing.
     pub(crate) fn from_now_on(program: &Program, me: u32) -> Self {
         let mut shared = Self { total: 0, balance: [0; LAST as usize + 1] };
         shared.total = program.root_signals().load(SeqCst);
@@ -117,7 +117,7 @@ impl Shared {
     }
 }
 
-/// How many more of a signal the root has had.
+/// Returns how many more of a signal the root has had.
 fn missing(program: &Program, me: u32, signal: i32) -> i32 {
     let [root, own] = [ROOT, me].map(|slot| program.signals(slot, signal).load(SeqCst));
     root.wrapping_sub(own).cast_signed()

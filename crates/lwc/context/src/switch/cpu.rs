@@ -22,13 +22,13 @@ use crate::threads::per_thread::entry;
 /// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
 const APART: u32 = 1 << 31;
 
-/// Whether one of two was put apart from the other, who wait at these places.
+/// Returns whether one of two was put apart from the other, who wait at these places.
 #[inline]
 pub(crate) fn are_apart(own: &Place, other: &Place) -> bool {
     (own.pinned.load(SeqCst) | other.pinned.load(SeqCst)) & APART != 0
 }
 
-/// Whether a peer, that control is about to go to, is where it should be, as most are. Counts the round then.
+/// Returns whether a peer, that control is about to go to, is where it should be, as most are. Counts the round then.
 #[inline]
 pub(crate) fn is_in_place(peer: &mut Peer, logical_thread: u32, own: &Place, place: &Place) -> bool {
     if peer.context_slot == ROOT || own.pinned.load(SeqCst) & APART != 0 {
@@ -39,7 +39,7 @@ pub(crate) fn is_in_place(peer: &mut Peer, logical_thread: u32, own: &Place, pla
     pace.is_some_and(|pace| pace.goes_on(naps) && is_at(place, pace.place(), current_cpu()))
 }
 
-/// What a place's `pinned` says where its owner is on that side of `here`.
+/// Returns what a place's `pinned` says where its owner is on that side of `here`.
 fn pinned_at(side: Side, here: u32) -> u32 {
     let there = here.wrapping_add(1);
     if side == Side::Apart { APART | there } else { there }

@@ -99,8 +99,8 @@ fn call_again(state: &State, slot: usize, place: &Place) {
     call(state, slot, place);
 }
 
-/// Where the peer waits for control, if it does so at the link, and nothing has happened that a switch would have to
-/// look at.
+/// Returns where the peer waits for control, if it does so at the link, and nothing has happened that a switch would
+/// have to look at.
 #[inline(always)]
 fn other_side(state: &State, own: &Place, slot: usize) -> Option<&'static Place> {
     let (program, logical_thread) = (state.program, state.logical_thread);

@@ -50,7 +50,7 @@ impl Priority {
         unsafe { syscall!(Sysno::sched_setattr, thread.as_raw_pid(), &raw const attributes, 0) }.is_ok()
     }
 
-    /// How urgent it is. `None` for SCHED_DEADLINE, a share of time that cannot be given twice.
+    /// Returns how urgent it is. `None` for SCHED_DEADLINE, a share of time that cannot be given twice.
     pub(super) fn rank(self) -> Option<i64> {
         match self.policy.cast_signed() {
             libc::SCHED_FIFO | libc::SCHED_RR => Some(100 + i64::from(self.level)),

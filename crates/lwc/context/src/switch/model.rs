@@ -75,7 +75,8 @@ fn ask(words: &Words, questions: u32, ending: Ending) {
     }
 }
 
-/// The caller, which looks at most `limit` times. `follows`: expects the next message after each that it took.
+/// Acts as the caller, which looks at most `limit` times. `follows`: expects the next message after each that it
+/// took.
 fn wait(words: &Words, limit: Option<u32>, follows: bool) -> Outcome {
     let (mut taken, mut expected, mut looks) = (0, 0, 0);
     let mut limit = limit;

@@ -414,9 +414,9 @@ impl ParkWait {
         Ok(())
     }
 
-    /// Whether a context is awake that may be about to notice that `dead` is, where the context to which control was
-    /// handed goes on: it, or one that it had handed control on to, looks out for that, and takes control over when it
-    /// has the processor.
+    /// Returns whether a context is awake that may be about to notice that `dead` is, where the context to which
+    /// control was handed goes on: it, or one that it had handed control on to, looks out for that, and takes control
+    /// over when it has the processor.
     fn in_between(&self, state: &State, dead: Controller) -> Option<bool> {
         let watched = self.watched.as_ref().filter(|watched| watched.controller != dead)?;
         if is_dead(watched.pidfd.as_fd()) || process_status::is_stopped(watched.pidfd.as_fd()) {

@@ -319,7 +319,7 @@ fn end(state: &mut State, arrival: Result<Arrival>) -> Result<Arrival> {
     arrival
 }
 
-/// The same where no answer came at once. `me` is who we were.
+/// Waits where no answer came at once. `me` is who we were.
 #[cold]
 fn wait(
     state: &mut Held,
@@ -393,7 +393,7 @@ fn await_answer(state: &mut Held, watched: &WatchedContext) -> Option<Arrival> {
     watched.answered_at(state).and_then(|slot| take(state, slot))
 }
 
-/// What our bell was rung for: control, or a request, which is served.
+/// Returns what our bell was rung for: control, or a request, which is served.
 fn look(state: &mut Held) -> Option<Arrival> {
     let (me, place) = (state.me, state.place());
     let heard = Gate::home(&place.face, &place.face).heard();

@@ -253,13 +253,13 @@ impl Calls {
         Self([u64::MAX; MOST as usize / 64])
     }
 
-    /// What reaches beyond the descriptors and the memory that a context holds: names of files, processes, sockets and
-    /// machines. About what FreeBSD's capability mode takes away, on which the paper builds.
+    /// Returns what reaches beyond the descriptors and the memory that a context holds: names of files, processes,
+    /// sockets and machines. About what FreeBSD's capability mode takes away, on which the paper builds.
     pub fn global() -> Self {
         GLOBAL.iter().fold(Self::none(), |set, number| set.with(number_of(*number), number_of(*number)))
     }
 
-    /// The same set, with the numbers `first` to `last` in it.
+    /// Returns the same set, with the numbers `first` to `last` in it.
     #[must_use]
     pub const fn with(mut self, first: u32, last: u32) -> Self {
         let mut number = first;
@@ -270,17 +270,17 @@ impl Calls {
         self
     }
 
-    /// Whether a number is in it.
+    /// Returns whether a number is in it.
     pub const fn has(&self, number: u32) -> bool {
         number < MOST && self.0[(number / 64) as usize] & 1 << (number % 64) != 0
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; MOST as usize / 64]
     }
 
-    /// What is in both.
+    /// Returns what is in both.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let mut both = *self;
@@ -288,7 +288,7 @@ impl Calls {
         both
     }
 
-    /// What is in either.
+    /// Returns what is in either.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         let mut either = *self;
@@ -296,7 +296,7 @@ impl Calls {
         either
     }
 
-    /// The words of the set, and the set of such words.
+    /// Returns the words of the set, and the set of such words.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }

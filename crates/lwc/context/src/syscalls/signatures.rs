@@ -189,7 +189,7 @@ impl Parcel {
         Ok(parcel)
     }
 
-    /// The arguments, pointing into the parcel.
+    /// Returns the arguments, pointing into the parcel.
     pub(crate) fn aim(&mut self, mut arguments: [u64; 6]) -> [u64; 6] {
         let start = self.bytes.as_mut_ptr().expose_provenance();
         for part in &self.parts {
@@ -198,7 +198,7 @@ impl Parcel {
         arguments
     }
 
-    /// What the call wrote, and for which argument. Of a read, only what was read.
+    /// Returns what the call wrote, and for which argument. Of a read, only what was read.
     pub(crate) fn written(&self, signature: &Signature, result: i64) -> Vec<(usize, &[u8])> {
         let counted = |argument: usize| {
             matches!(signature.arguments.get(argument), Some(Argument::Memory { size: Size::Says(_), .. }))

@@ -50,7 +50,7 @@ pub(crate) fn copy_out(state: &mut Held, slot: usize, address: u64, bytes: &[u8]
     answered(state, slot, &reply, address, bytes.len())
 }
 
-/// A peer's descriptor, in our table; none where it names nothing there.
+/// Returns a peer's descriptor, in our table; none where it names nothing there.
 pub(crate) fn borrow(state: &mut Held, slot: usize, number: RawFd) -> Result<Option<OwnedFd>> {
     let failed =
         |errno| Error::system("borrow a descriptor of a context", number.unsigned_abs() as usize, errno);

@@ -162,7 +162,7 @@ pub(crate) fn copy_in(state: &State, slot: usize, address: u64, buffer: &mut [u8
     Ok(done)
 }
 
-/// The text at `address`, up to its end.
+/// Returns the text at `address`, up to its end.
 pub(crate) fn copy_path(state: &State, slot: usize, address: u64) -> Result<CString> {
     let mut bytes = vec![0; PATH];
     let there = copy_in(state, slot, address, &mut bytes)?;

@@ -64,7 +64,7 @@ impl Lock {
         inherited
     }
 
-    /// Whether it was held when this process was copied; nobody here holds it.
+    /// Returns whether it was held when this process was copied; nobody here holds it.
     ///
     /// Several threads may come at a time, before any thread here ever had the lock: one of them takes it over, and the
     /// others wait until it has.
@@ -109,7 +109,7 @@ impl Lock {
         }
     }
 
-    /// Whether a thread waits for it that has come far enough to be seen.
+    /// Returns whether a thread waits for it that has come far enough to be seen.
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiting.load(Relaxed) != 0
@@ -225,7 +225,7 @@ impl NamedLock {
         }
     }
 
-    /// Whether the calling thread has it.
+    /// Returns whether the calling thread has it.
     pub(crate) fn is_mine(&self) -> bool {
         self.word.load(Relaxed) & !WANTED == own_thread()
     }
@@ -332,7 +332,7 @@ mod tests {
         assert!(!lock.is_mine());
     }
 
-    /// What a copy of the process finds.
+    /// Returns what a copy of the process finds.
     fn is_half_changed_in_a_copy(lock: &Lock) -> bool {
         // SAFETY: the child touches the lock and ends.
         match unsafe { libc::fork() } {

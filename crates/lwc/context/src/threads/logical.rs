@@ -40,13 +40,13 @@ pub(crate) fn own(program: &Program, context_slot: u32) -> Result<u32> {
     Ok(logical_thread)
 }
 
-/// Whether the calling thread is known to be that logical thread, in this process.
+/// Returns whether the calling thread is known to be that logical thread, in this process.
 #[inline]
 pub(crate) fn is_known(here: Creator, logical_thread: u32) -> bool {
     KNOWN.get() == (here.number(), logical_thread)
 }
 
-/// Which logical thread the thread was of which the calling one is a copy, if that was known.
+/// Returns which logical thread the thread was of which the calling one is a copy, if that was known.
 pub(crate) fn inherited() -> Option<u32> {
     let (process, logical_thread) = KNOWN.get();
     (process != 0).then_some(logical_thread)

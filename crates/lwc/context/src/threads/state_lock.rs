@@ -123,7 +123,7 @@ impl Held {
     }
 }
 
-/// Whether no other thread of the program uses contexts, nor waits to. For whose turn it is.
+/// Returns whether no other thread of the program uses contexts, nor waits to. For whose turn it is.
 #[inline(always)]
 pub(crate) fn is_alone(state: &State) -> bool {
     *state.program.logical_threads().end() == 0 && !TURN.is_wanted()

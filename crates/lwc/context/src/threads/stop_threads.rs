@@ -126,7 +126,7 @@ impl StoppedThreads {
         Ok(Some(still))
     }
 
-    /// The mask that the calling thread had.
+    /// Returns the mask that the calling thread had.
     pub(crate) fn mask(&self) -> Mask {
         self.mask
     }
@@ -192,7 +192,7 @@ fn list(program: &Program, context_slot: u32) -> Result<usize> {
     Ok(asked)
 }
 
-/// Whether a thread does not block the signal.
+/// Returns whether a thread does not block the signal.
 fn listens(threads: &Threads, thread: i32) -> bool {
     threads.condition(thread).is_some_and(|condition| condition.blocked & NEVER_BLOCKED == 0)
 }

@@ -12,7 +12,7 @@ const NOBODY: u32 = 65534;
 /// Stays as it is.
 const SAME: u32 = u32::MAX;
 
-/// Whether the superuser runs this, who alone has something to change.
+/// Returns whether the superuser runs this, who alone has something to change.
 fn is_superuser() -> bool {
     let yes = geteuid().is_root();
     if !yes {

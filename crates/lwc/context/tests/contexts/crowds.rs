@@ -13,7 +13,7 @@ const MOST: usize = 4095;
 /// by.
 const DESCRIPTORS: u64 = 3;
 
-/// How long a case may take: thousands take longer, on a machine that is busy with others.
+/// Returns how long a case may take: thousands take longer, on a machine that is busy with others.
 pub(crate) fn seconds() -> u32 {
     let is_set = |name| std::env::var_os(name).is_some();
     if is_set("ORRERY_CONTEXTS") || is_set("ORRERY_REQUESTS") { 1200 } else { 240 }

@@ -275,7 +275,7 @@ fn mortal() -> Context {
     .unwrap()
 }
 
-/// The sum, and the process.
+/// Returns the sum, and the process.
 fn add(mortal: Context, word: u64) -> (u64, u64) {
     let arrival = mortal.switch(word, &[]).unwrap();
     (arrival.word, u64::from_ne_bytes(arrival.bytes[..].try_into().unwrap()))

@@ -17,7 +17,7 @@ fn close(number: RawFd) -> bool {
     unsafe { libc::close(number) == 0 }
 }
 
-/// A file as a mere number.
+/// Returns a file as a mere number.
 fn open() -> RawFd {
     rustix::fs::open(c"/dev/null", OFlags::RDONLY, Mode::empty()).unwrap().into_raw_fd()
 }
@@ -56,7 +56,7 @@ pub(crate) fn descriptors_may_be_withheld() {
     assert_eq!(first.switch(6, &[]).unwrap().word, 6);
 }
 
-/// Whether two processes have one table of descriptors, as the kernel says.
+/// Returns whether two processes have one table of descriptors, as the kernel says.
 fn share_a_table(one: u64, other: u64) -> bool {
     const KCMP_FILES: i32 = 2;
     // SAFETY: takes numbers only.

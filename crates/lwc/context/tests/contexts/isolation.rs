@@ -18,7 +18,7 @@ pub(crate) fn a_context_is_closed_to_its_like() {
     }
 }
 
-/// What code in a context reaches of the process `pid`, which has a secret at `address`.
+/// Returns what code in a context reaches of the process `pid`, which has a secret at `address`.
 fn reached(pid: i32, address: usize) -> String {
     let mut found = String::new();
     let mut bytes = [0_u8; 10];

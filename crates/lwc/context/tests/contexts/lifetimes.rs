@@ -61,7 +61,7 @@ fn snapshot() -> Context {
     }
 }
 
-/// How many processes there are that `pid` is the parent of.
+/// Returns how many processes there are that `pid` is the parent of.
 fn children_of(pid: u64) -> usize {
     let path = format!("/proc/{pid}/task/{pid}/children");
     std::fs::read_to_string(path).unwrap().split_whitespace().count()

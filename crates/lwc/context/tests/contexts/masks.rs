@@ -78,7 +78,7 @@ impl Scene {
         self.call(own, libc::SYS_openat, [folder, self.memory.address() as u64, how, 0, 0, 0])
     }
 
-    /// What is in a file that was opened: in our table, or in the target's.
+    /// Returns what is in a file that was opened: in our table, or in the target's.
     fn content(&self, own: FromCaller, number: i64) -> String {
         let mut bytes = [0; 100];
         let length = if own.descriptors {

@@ -51,7 +51,7 @@ impl Pages {
         self.count * PAGE
     }
 
-    /// Where byte `at` is.
+    /// Returns where byte `at` is.
     pub(crate) fn byte(self, at: usize) -> *mut u8 {
         assert!(at < self.length());
         std::ptr::with_exposed_provenance_mut(self.start + at)
@@ -122,7 +122,7 @@ impl Pages {
     }
 }
 
-/// Whether something is mapped at an address, as the kernel finds it.
+/// Returns whether something is mapped at an address, as the kernel finds it.
 pub(crate) fn is_mapped(address: *const u8) -> bool {
     let (_read, write) = rustix::pipe::pipe().unwrap();
     // SAFETY: the kernel reads the byte, not this program, and says EFAULT where there is none.

@@ -64,7 +64,7 @@ fn bind(pid: i32, cpus: impl IntoIterator<Item = usize>) {
     let _ = rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(pid), &set);
 }
 
-/// How often the calling process went to sleep.
+/// Returns how often the calling process went to sleep.
 fn sleeps() -> u64 {
     // SAFETY: numbers, for which zero is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

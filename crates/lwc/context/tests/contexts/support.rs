@@ -21,7 +21,7 @@ use rustix::process::{
 
 use crate::pages::anonymous;
 
-/// The context that a number names.
+/// Returns the context that a number names.
 pub(crate) fn named(number: RawFd) -> Result<Context, Error> {
     // SAFETY: what the cases pass is theirs alone, or a name already.
     unsafe { Context::of_descriptor(number) }
@@ -54,7 +54,7 @@ pub(crate) fn kill(pid: i32, signal: Signal) -> bool {
     kill_process(Pid::from_raw(pid).unwrap(), signal).is_ok()
 }
 
-/// A plain fork(2), of which the library knows nothing: 0 in the child, the child's process in its parent.
+/// Returns a plain fork(2), of which the library knows nothing: 0 in the child, the child's process in its parent.
 pub(crate) fn plain_fork() -> i32 {
     // SAFETY: a case is alone in its process. Either it has no other thread when it forks, or its child only makes
     // system calls until it ends (`kill_after`): nobody waits for a lock whose holder was not copied. The watchers that
@@ -108,7 +108,7 @@ pub(crate) fn with_orphans(buried: Burial, root: impl FnOnce()) {
     while wait(WaitOptions::empty()).is_ok() {}
 }
 
-/// Whether pidfds know how a process ended that was buried (Linux 6.15).
+/// Returns whether pidfds know how a process ended that was buried (Linux 6.15).
 pub(crate) fn pidfds_remember() -> bool {
     let pid = plain_fork();
     if pid == 0 {
@@ -138,7 +138,8 @@ pub(crate) fn status_of(pid: i32) -> i32 {
     status.as_raw()
 }
 
-/// A page of zeros that root and contexts share in the kernel's own way. It stays mapped until the process ends.
+/// Returns a page of zeros that root and contexts share in the kernel's own way. It stays mapped until the process
+/// ends.
 pub(crate) fn shared_page() -> *mut c_void {
     anonymous(1, MapFlags::SHARED)
 }
@@ -167,7 +168,7 @@ pub(crate) fn await_end_of(pid: u64) {
     }
 }
 
-/// Whether a number is that of an open descriptor.
+/// Returns whether a number is that of an open descriptor.
 pub(crate) fn is_open(number: RawFd) -> bool {
     // SAFETY: takes numbers only, and changes nothing.
     unsafe { libc::fcntl(number, libc::F_GETFD) != -1 }
@@ -239,7 +240,8 @@ pub(crate) fn uname() -> Result<libc::utsname, i32> {
     Ok(unsafe { name.assume_init() })
 }
 
-/// Which of the kernel's ways into process `pid` are open: to its memory at `address`, its descriptors, its control.
+/// Returns which of the kernel's ways into process `pid` are open: to its memory at `address`, its descriptors, its
+/// control.
 pub(crate) fn open_ways(pid: i32, address: usize) -> Vec<&'static str> {
     let mut open = Vec::new();
     let mut byte = [0_u8; 8];
@@ -304,7 +306,7 @@ pub(crate) fn written(file: &std::fs::File) -> String {
     String::from_utf8(bytes[..read].to_vec()).unwrap()
 }
 
-/// A context's name, for a call or two before the case closes it.
+/// Returns a context's name, for a call or two before the case closes it.
 pub(crate) fn lent(context: Context) -> BorrowedFd<'static> {
     // SAFETY: the name is the case's own, and open; no case keeps a loan until it closes the name.
     unsafe { BorrowedFd::borrow_raw(context.descriptor()) }
@@ -312,7 +314,7 @@ pub(crate) fn lent(context: Context) -> BorrowedFd<'static> {
 
 pub(crate) const OWN_MEMORY: FromCaller = FromCaller { memory: true, descriptors: false, credentials: false };
 
-/// A socket and its other end.
+/// Returns a socket and its other end.
 pub(crate) fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }

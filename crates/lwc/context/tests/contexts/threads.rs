@@ -32,8 +32,8 @@ pub(crate) fn await_word(word: &AtomicU64, value: u64) {
     }
 }
 
-/// A context whose creating thread notes its creator, and then returns to every caller what it said. It has been there
-/// once, so the note is there for others.
+/// Returns a context whose creating thread notes its creator, and then returns to every caller what it said. It has
+/// been there once, so the note is there for others.
 pub(crate) fn noting(spec: &Spec) -> Context {
     let context = create(spec, |start| {
         CREATOR.set(start.creator).unwrap();

@@ -239,7 +239,7 @@ pub(crate) unsafe extern "C" fn snapshot_crossing(
     )
 }
 
-/// Whether the kernel lets programs use `xrstor`; every processor of the last ten years has it.
+/// Returns whether the kernel lets programs use `xrstor`; every processor of the last ten years has it.
 pub(crate) fn has_xsave() -> bool {
     std::arch::is_x86_feature_detected!("xsave")
 }

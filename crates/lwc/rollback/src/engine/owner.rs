@@ -169,7 +169,8 @@ impl Inner {
         }
     }
 
-    /// Whether a closure that died did so because it was refused memory: it is within a sixteenth of its limit.
+    /// Returns whether a closure that died did so because it was refused memory: it is within a sixteenth of its
+    /// limit.
     pub(super) fn hit_memory_limit(&self, ending: Ending) -> bool {
         let Some(bytes) = self.limits.memory else {
             return false;
@@ -180,7 +181,7 @@ impl Inner {
         died && used >= self.data_limit - bytes / 16
     }
 
-    /// The place of the snapshot with that name.
+    /// Returns the place of the snapshot with that name.
     pub(super) fn place_of(&self, id: u64) -> Option<usize> {
         let place = usize::try_from(id & u64::from(u32::MAX)).ok()?;
         let snapshot = self.snapshots.get(place)?.as_ref()?;

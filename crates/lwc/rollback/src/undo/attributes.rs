@@ -109,7 +109,7 @@ impl Attributes {
         }
     }
 
-    /// The descriptor that holds the working directory.
+    /// Returns the descriptor that holds the working directory.
     pub(crate) fn directory(&self) -> Option<i32> {
         self.directory.as_ref().map(|directory| directory.fd)
     }
@@ -144,7 +144,7 @@ impl Attributes {
         Ok(())
     }
 
-    /// The limit on private writable memory, in bytes.
+    /// Sets the limit on private writable memory, in bytes.
     pub(crate) fn set_data_limit(bytes: u64) -> bool {
         let [_, hard] = get_limit(libc::RLIMIT_DATA as usize);
         set_limit(libc::RLIMIT_DATA as usize, &[bytes.min(hard), hard])

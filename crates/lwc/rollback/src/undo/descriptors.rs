@@ -89,7 +89,7 @@ impl Keepers {
         Ok(())
     }
 
-    /// A held descriptor of the directory with that device and inode.
+    /// Returns a held descriptor of the directory with that device and inode.
     pub(crate) fn directory(&self, directory: (u64, u64)) -> Option<i32> {
         self.held
             .iter()
@@ -104,7 +104,7 @@ impl Keepers {
         Ok(())
     }
 
-    /// The state lets go of it; returns whether nobody holds it any more.
+    /// Returns the state lets go of it; returns whether nobody holds it any more.
     pub(crate) fn unhold(&mut self, fd: i32) -> bool {
         if let Ok(at) = self.held.binary_search(&fd) {
             self.held.remove(at);
@@ -112,7 +112,7 @@ impl Keepers {
         self.held.binary_search(&fd).is_err()
     }
 
-    /// Whether process `pid` is a keeper.
+    /// Returns whether process `pid` is a keeper.
     pub(crate) fn owns(&self, pid: i32) -> bool {
         self.keepers.iter().flatten().any(|(keeper, _)| keeper.pid().as_raw_pid() == pid)
     }
@@ -264,9 +264,9 @@ impl Descriptors {
         outcome
     }
 
-    /// Whether no others are open, provided that all of the program's and the engine's are: as many are open as these,
-    /// and those of the rest that are. close_range(2) looks at each number up to the table's size, at 9 ns; this costs
-    /// as much as 40 of them.
+    /// Returns whether no others are open, provided that all of the program's and the engine's are: as many are open
+    /// as these, and those of the rest that are. close_range(2) looks at each number up to the table's size, at 9 ns;
+    /// this costs as much as 40 of them.
     fn may_be_alone(&self, keepers: &Keepers) -> bool {
         let Keepers { exempt, own, held, open, .. } = keepers;
         let is_in = |list: &[i32], fd: i32| list.binary_search(&fd).is_ok();
@@ -301,7 +301,7 @@ impl Descriptors {
 }
 
 impl File {
-    /// Whether it is open, and still the same file as far as is visible.
+    /// Returns whether it is open, and still the same file as far as is visible.
     fn is_there(&self, keeper: Option<&FdTableCopy>) -> bool {
         match keeper.map(|keeper| keeper.holds(self.fd)) {
             Some(Ok(same)) => same,
@@ -368,7 +368,7 @@ fn is_of_proc(fd: i32) -> bool {
     found.is_ok_and(|found| found.f_type == rustix::fs::PROC_SUPER_MAGIC)
 }
 
-/// What there is to see of a descriptor.
+/// Returns what there is to see of a descriptor.
 fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
     // SAFETY: only asked about.
     let fd = unsafe { borrow(number) };

@@ -83,7 +83,7 @@ impl Threads {
         Err(Error::NotAlone { others: self.others()? })
     }
 
-    /// How many threads there are beside the engine's, and a context's companion.
+    /// Returns how many threads there are beside the engine's, and a context's companion.
     fn others(&self) -> Result<usize> {
         Ok(self.directory.count()?.saturating_sub(1 + self.companions()))
     }

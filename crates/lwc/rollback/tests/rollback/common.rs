@@ -23,7 +23,7 @@ pub(crate) fn map(length: usize) -> *mut u8 {
     address.cast()
 }
 
-/// The table of mappings, but for the arena's insides and the stack's end, which grows by itself.
+/// Returns the table of mappings, but for the arena's insides and the stack's end, which grows by itself.
 pub(crate) fn maps() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap();
     text.lines()

@@ -185,7 +185,8 @@ const SETTINGS: [Setting; 20] = [
     },
 ];
 
-/// Whether a run leaves the setting as it made it; none where it cannot be changed here. In a process of its own.
+/// Returns whether a run leaves the setting as it made it; none where it cannot be changed here. In a process of its
+/// own.
 fn stays(setting: &Setting) -> Option<bool> {
     // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };

@@ -133,7 +133,7 @@ pub(crate) fn a_first_snapshot_commits_what_it_uses() {
     assert!(committed > 0 && committed <= most, "{committed} bytes, and {statistics:?}");
 }
 
-/// How much memory the files in memory have that this process has open.
+/// Returns how much memory the files in memory have that this process has open.
 fn committed_files() -> usize {
     let mut blocks = 0;
     for (number, target) in open_descriptors() {

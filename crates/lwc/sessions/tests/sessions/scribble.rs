@@ -58,7 +58,7 @@ pub(crate) fn scribble(seed: u64) {
     }
 }
 
-/// What a session can see of itself, as a number.
+/// Returns what a session can see of itself, as a number.
 pub(crate) fn state() -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |byte: u8| sum = (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);

@@ -54,7 +54,7 @@ fn deep(secret: &[u8], depth: usize) {
     std::hint::black_box(&frame);
 }
 
-/// How often the secret is in readable memory, where, and how much was looked at.
+/// Returns how often the secret is in readable memory, where, and how much was looked at.
 pub(crate) fn search(argument: &str) -> String {
     let (first, second) = argument.split_once(' ').unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

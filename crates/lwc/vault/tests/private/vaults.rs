@@ -70,7 +70,8 @@ pub(crate) fn a_vault_keeps_its_secret() {
     assert_eq!(right.len(), 24);
 }
 
-/// Whether the calling process' readable memory holds the secret. Neither it nor what is read is whole anywhere here.
+/// Returns whether the calling process' readable memory holds the secret. Neither it nor what is read is whole
+/// anywhere here.
 fn memory_holds_secret() -> bool {
     use std::os::unix::fs::FileExt;
     let shifted = std::hint::black_box(SHIFTED);

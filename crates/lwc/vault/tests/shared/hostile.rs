@@ -14,7 +14,7 @@ use super::*;
 const MAGIC: &[u8] = b"OrV\x03";
 pub(super) const TWIN: &[u8] = b"OrV\x03T";
 
-/// The descriptor of the socket on which this process reaches the keeper.
+/// Returns the descriptor of the socket on which this process reaches the keeper.
 pub(super) fn request_socket() -> RawFd {
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
     let mut numbers: Vec<RawFd> =
@@ -86,7 +86,7 @@ pub(super) fn as_worker(attack: impl FnOnce(RawFd)) {
     }));
 }
 
-/// The living processes of the keeper's session: the vault's.
+/// Returns the living processes of the keeper's session: the vault's.
 fn processes_of(session: i32) -> Vec<i32> {
     let numbers = std::fs::read_dir("/proc").unwrap();
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());

@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 use super::hostile::{TWIN, as_worker, ask_for_twins, pair, request_socket, send};
 use super::*;
 
-/// What the kernel calls the sockets for messages that this process has.
+/// Returns what the kernel calls the sockets for messages that this process has.
 fn cookies() -> BTreeSet<u64> {
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
