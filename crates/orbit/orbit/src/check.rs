@@ -451,7 +451,7 @@ impl Checker {
         let _ = setrlimit(Resource::Data, Rlimit { current, maximum });
     }
 
-    /// Whether the orbit has changed so much memory around an address since its creation, or that is unknown.
+    /// Returns whether the orbit has changed so much memory around an address since its creation, or that is unknown.
     fn is_own(&self, address: usize, around: usize) -> bool {
         let start = address & !(around - 1);
         let mut then = [0_u8; AROUND];
@@ -465,7 +465,8 @@ impl Checker {
     }
 }
 
-/// What the two signals lead to: whether it was an access to guarded memory, or the step behind one. Async-signal-safe.
+/// Returns what the two signals lead to: whether it was an access to guarded memory, or the step behind one.
+/// Async-signal-safe.
 pub(crate) fn handles(signal: c_int, address: usize, context: *mut c_void) -> bool {
     let Some(checker) = checker() else { return false };
     // SAFETY: the kernel passes the interrupted context.

@@ -11,7 +11,7 @@ use orrery_sys::maps::{Access, Maps};
 pub(crate) struct Code(Vec<PageRange>);
 
 impl Code {
-    /// Those of the calling process.
+    /// Returns those of the calling process.
     pub(crate) fn of_this_process() -> orrery_sys::Result<Self> {
         let mut ranges: Vec<PageRange> = Vec::new();
         Maps::open()?.for_each(&mut vec![0; 64 << 10], |line| {

@@ -102,7 +102,7 @@ impl Findings {
     }
 }
 
-/// What is wrong with an access, if anything, and where it went, if that is known better than by mappings.
+/// Returns what is wrong with an access, if anything, and where it went, if that is known better than by mappings.
 fn reason(passed: &Passed, noted: &Noted) -> Option<(Reason, Option<Place>)> {
     let address = noted.address;
     if let Some(area) = Area::containing(core::ptr::without_provenance::<u8>(address)) {

@@ -65,7 +65,7 @@ impl Records {
         Self { slots: Vec::with_capacity(count), free: Vec::with_capacity(count) }
     }
 
-    /// A slot for a new call.
+    /// Returns a slot for a new call.
     pub(crate) fn open(&mut self, call: u64, abandoned: bool) -> usize {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Record::default());

@@ -576,7 +576,7 @@ impl State {
         }
     }
 
-    /// When pumping will have something to do by itself.
+    /// Returns when pumping will have something to do by itself.
     pub(crate) fn next_look(&self) -> Option<Moment> {
         match self.phase {
             Phase::Waiting(due) => Some(due),
@@ -590,7 +590,7 @@ impl State {
         }
     }
 
-    /// Who to watch while waiting; `None` where nobody lives.
+    /// Returns who to watch while waiting; `None` where nobody lives.
     pub(crate) fn partner(&self) -> Option<Arc<Process>> {
         match self.phase {
             Phase::Up => self.domain.as_ref().map(|domain| Arc::clone(domain.process())),

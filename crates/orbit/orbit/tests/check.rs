@@ -266,7 +266,7 @@ fn a_task_that_forks_is_checked_and_its_child_is_not() {
     }
 }
 
-/// How many MiB a task gets, in pieces of one.
+/// Returns how many MiB a task gets, in pieces of one.
 fn grabs(_: &mut Task<'_>) -> i64 {
     let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
     let flags = rustix::mm::MapFlags::PRIVATE;

@@ -146,7 +146,7 @@ struct Expectation {
 }
 
 impl Expectation {
-    /// Whether it returned, and as expected.
+    /// Returns whether it returned, and as expected.
     fn settle(self, may_die: bool) -> bool {
         match self.future.get() {
             Ok(seen) => {

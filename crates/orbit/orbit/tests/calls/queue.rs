@@ -160,7 +160,7 @@ pub(crate) fn a_full_queue_makes_room() {
     assert_eq!((old.get(), new.get()), (Ok(2), Ok(3)));
 }
 
-/// The processor time of this process so far.
+/// Returns the processor time of this process so far.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use orrery_orbit::{Area, AreaOptions, Task};
 use rustix::process::WaitOptions;
 
-/// A fresh area.
+/// Returns a fresh area.
 pub(crate) fn area() -> Area {
     Area::new(64 << 10, &AreaOptions::default()).unwrap()
 }
@@ -41,7 +41,7 @@ impl<'area> Number<'area> {
     }
 }
 
-/// A number in `area`.
+/// Returns a number in `area`.
 pub(crate) fn number(area: &Area) -> Number<'_> {
     Number::with_layout(area, Layout::new::<i64>())
 }
@@ -51,13 +51,13 @@ pub(crate) fn number_on_its_page(area: &Area) -> Number<'_> {
     Number::with_layout(area, Layout::from_size_align(4096, 4096).unwrap())
 }
 
-/// A task that returns the number at the address that its arguments give.
+/// Returns, as a task, the number at the address that its arguments give.
 pub(crate) fn read(task: &mut Task<'_>) -> i64 {
     // SAFETY: its callers pass the address of a number in an area that the call names.
     unsafe { *task.pointer::<i64>().unwrap() }
 }
 
-/// The bytes of a pointer, as arguments.
+/// Returns the bytes of a pointer, as arguments.
 pub(crate) fn address<T>(pointer: *const T) -> [u8; 8] {
     pointer.expose_provenance().to_ne_bytes()
 }
@@ -69,12 +69,12 @@ pub(crate) fn crash() -> i64 {
     unsafe { std::ptr::without_provenance_mut::<i64>(0x1234_5000).read_volatile() }
 }
 
-/// Whether this process has no child, alive or to be waited for.
+/// Returns whether this process has no child, alive or to be waited for.
 pub(crate) fn childless() -> bool {
     rustix::process::wait(WaitOptions::NOHANG).is_err_and(|error| error == rustix::io::Errno::CHILD)
 }
 
-/// Whether a process is gone or a zombie, after a while.
+/// Returns whether a process is gone or a zombie, after a while.
 pub(crate) fn ends(pid: u32) -> bool {
     let begin = std::time::Instant::now();
     while begin.elapsed() < std::time::Duration::from_secs(20) {

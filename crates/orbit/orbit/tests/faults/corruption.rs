@@ -92,7 +92,7 @@ fn scribble(task: &mut Task<'_>) -> i64 {
     std::process::abort()
 }
 
-/// How many children of this process live.
+/// Returns how many children of this process live.
 fn living_children() -> usize {
     let own = std::process::id().to_string();
     let is_child = |stat: &str| {

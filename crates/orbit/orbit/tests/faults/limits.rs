@@ -37,7 +37,7 @@ pub(crate) fn too_much_memory_is_told() {
     }
 }
 
-/// How many MiB the task gets.
+/// Returns how many MiB the task gets.
 fn grab(_: &mut Task<'_>) -> i64 {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: fresh mappings at addresses of the kernel's choice take nothing from anybody.
