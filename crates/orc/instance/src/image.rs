@@ -58,7 +58,7 @@ impl Image {
         self.start % PAGE
     }
 
-    /// How many bytes of whole pages it is in.
+    /// Returns how many bytes of whole pages it is in.
     pub(crate) fn pages_len(&self) -> usize {
         (self.skew() + self.len()).next_multiple_of(PAGE)
     }

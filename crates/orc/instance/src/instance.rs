@@ -62,7 +62,7 @@ impl std::fmt::Debug for Core {
 }
 
 impl Switch {
-    /// The word of the calling thread.
+    /// Returns the word of the calling thread.
     #[inline]
     fn word(&self) -> &AtomicIsize {
         // SAFETY: an instance has its library, which stays loaded; the reference is given to no other thread.
@@ -101,7 +101,7 @@ impl Core {
         self.resources.heap()
     }
 
-    /// The runtime's variables in this instance.
+    /// Returns the runtime's variables in this instance.
     fn own(&self) -> *mut Own {
         self.library.descriptor.own.wrapping_byte_offset(self.switch.delta)
     }

@@ -198,7 +198,7 @@ fn find(handle: &Handle, name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { libc::dlsym(handle.0.as_ptr(), name.as_ptr()) })
 }
 
-/// The largest alignment of a variable.
+/// Returns the largest alignment of a variable.
 ///
 /// # Safety
 /// The descriptor is a loaded library's.
@@ -221,7 +221,7 @@ const DT_RELASZ: usize = 8;
 const DT_RELRSZ: usize = 35;
 const DT_RELR: usize = 36;
 
-/// The addresses of the words that the dynamic loader relocated, from the library's own tables.
+/// Returns the addresses of the words that the dynamic loader relocated, from the library's own tables.
 ///
 /// # Safety
 /// The library stays loaded meanwhile.

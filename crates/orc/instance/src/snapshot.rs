@@ -71,7 +71,7 @@ unsafe fn relocate(words: &mut [usize], moved: &[Moved]) {
     }
 }
 
-/// The whole words among `len` bytes at `start`.
+/// Returns the whole words among `len` bytes at `start`.
 ///
 /// # Safety
 /// The bytes are the caller's alone, for as long as the slice is used.

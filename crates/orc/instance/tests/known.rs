@@ -42,7 +42,7 @@ fn is_whole() -> bool {
     std::env::var_os("ORRERY_WHOLE").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// How many instances there are at a time.
+/// Returns how many instances there are at a time.
 fn counts() -> [usize; 3] {
     [1, 2, if is_whole() { 1000 } else { 20 }]
 }
@@ -95,7 +95,7 @@ impl Lua {
         }
     }
 
-    /// What a chunk returns, or its error.
+    /// Returns what a chunk returns, or its error.
     fn run(self, state: State, chunk: &str) -> String {
         let chunk = CString::new(chunk).unwrap();
         // SAFETY: the state is open; the text is copied before it leaves the stack.
@@ -264,7 +264,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// What data become, and what that becomes.
+    /// Returns what data become, and what that becomes.
     fn run(&mut self, data: &[u8], flush: c_int) -> (Vec<u8>, Vec<u8>) {
         let Zlib { deflate, inflate, .. } = self.zlib;
         let packed = drain(&mut self.deflating, data, |stream| {

@@ -72,7 +72,7 @@ impl Sqlite {
         database
     }
 
-    /// What a statement returns, or its error.
+    /// Returns what a statement returns, or its error.
     fn run(self, database: *mut c_void, statement: &str) -> String {
         let statement = CString::new(statement).unwrap();
         let (mut lines, mut error) = (String::new(), std::ptr::null_mut());

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use orrery_orc_instance::Library;
 
-/// The path of a library of `tests/libraries`, built with the pass; none where that cannot be.
+/// Returns the path of a library of `tests/libraries`, built with the pass; none where that cannot be.
 pub(crate) fn built(source: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libraries").join(source);
     let name = source.replace('.', "-");
@@ -18,7 +18,7 @@ pub(crate) fn built(source: &str) -> Option<PathBuf> {
     orrery_testing::cls::library(&name, &[path], flags, true)
 }
 
-/// A function of a library, by its type.
+/// Returns a function of a library, by its type.
 ///
 /// # Safety
 /// `F` is the type of a function pointer, and that of the function of this name.

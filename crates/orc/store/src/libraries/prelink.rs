@@ -245,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// A library with pointers to its own numbers, the largest first, in read-only data.
+    /// Returns a library with pointers to its own numbers, the largest first, in read-only data.
     fn library(directory: &Path, options: &[&str]) -> PathBuf {
         let pointers: String = (0..8000).map(|number| format!("&numbers[{}],", 7999 - number)).collect();
         let source = format!(

@@ -63,7 +63,8 @@ pub(crate) fn send(
     }
 }
 
-/// Whether [`receive`] failed for want of memory or was interrupted, and has left the message where it was; a call that sends has sent nothing.
+/// Returns whether [`receive`] failed for want of memory or was interrupted, and has left the message where it was; a
+/// call that sends has sent nothing.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let errno = rustix::io::Errno::from_io_error(error);
     use rustix::io::Errno;
