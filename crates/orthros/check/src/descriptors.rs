@@ -51,7 +51,7 @@ impl Descriptor {
         format!("descriptor {} ({})", self.number, self.link.display())
     }
 
-    /// A number in its `fdinfo`.
+    /// Returns a number in its `fdinfo`.
     fn info(&self, name: &str) -> Option<u64> {
         let line = self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.trim().parse().ok()
@@ -303,7 +303,8 @@ fn file(descriptor: &Descriptor, link: &str, metadata: &fs::Metadata) -> Judged 
     }
 }
 
-/// Whether a file of `/proc` is about a process that is gone. Its path may be that of another one here: PIDs are those of a namespace.
+/// Returns whether a file of `/proc` is about a process that is gone. Its path may be that of another one here: PIDs
+/// are those of a namespace.
 fn is_about_gone_process(descriptor: &Descriptor, link: &str) -> bool {
     let is_of_process =
         link.strip_prefix("/proc/").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
@@ -314,7 +315,7 @@ fn is_about_gone_process(descriptor: &Descriptor, link: &str) -> bool {
     is_of_process && (link.ends_with(" (deleted)") || cannot_read())
 }
 
-/// The name of a socket's protocol, which the kernel offers as an extended attribute.
+/// Returns the name of a socket's protocol, which the kernel offers as an extended attribute.
 fn protocol(place: &Path) -> Option<String> {
     let path = CString::new(place.as_os_str().as_bytes()).ok()?;
     let mut name = [0_u8; 64];

@@ -40,7 +40,7 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
     }
 }
 
-/// A line's range and name.
+/// Returns a line's range and name.
 fn split(line: &str) -> Option<(&str, &str)> {
     let mut words = line.split_ascii_whitespace();
     let range = words.next()?;
@@ -50,7 +50,7 @@ fn split(line: &str) -> Option<(&str, &str)> {
     Some((range, line.get(at..)?.trim()))
 }
 
-/// Whether a mapping is of a file without a name that holds too much.
+/// Returns whether a mapping is of a file without a name that holds too much.
 fn is_too_large(process: &Process, range: &str, name: &str) -> bool {
     let is_file =
         name.ends_with(" (deleted)") && !["/memfd:", "/dev/zero"].iter().any(|held| name.starts_with(held));
@@ -61,7 +61,7 @@ fn is_too_large(process: &Process, range: &str, name: &str) -> bool {
     is_file && file()
 }
 
-/// Why a mapping of this name could not be made again, and what to do about it.
+/// Returns why a mapping of this name could not be made again, and what to do about it.
 fn judge(name: &str) -> Option<(&'static str, &'static str)> {
     if name.starts_with("/anon_hugepage") || name.starts_with("/memfd:hugepage") {
         Some(("large pages that are asked for by name are not carried over", "use transparent large pages"))

@@ -67,7 +67,7 @@ impl Process {
     }
 }
 
-/// A process and all its descendants.
+/// Returns a process and all its descendants.
 pub(crate) fn tree(root: i32) -> Result<Vec<Process>> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     let path = PathBuf::from("/proc");
@@ -139,7 +139,7 @@ pub(crate) fn check_sharing(processes: &[Process], findings: &mut Findings) {
     }
 }
 
-/// Whether two processes share something, by a type of kcmp(2). Where the call is not allowed they do not.
+/// Returns whether two processes share something, by a type of kcmp(2). Where the call is not allowed they do not.
 fn shares(one: i32, other: i32, kind: i32) -> bool {
     // SAFETY: kcmp takes numbers.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, kind, 0, 0) == 0 }
@@ -219,7 +219,7 @@ pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
     }
 }
 
-/// The lines of `/proc/PID/cgroup`, cgroups(7).
+/// Returns the lines of `/proc/PID/cgroup`, cgroups(7).
 fn groups(process: &Process) -> Vec<String> {
     process.text("cgroup").lines().map(str::to_owned).collect()
 }
@@ -234,7 +234,7 @@ fn given_groups(first: Option<&Process>) -> Vec<String> {
     first.map(groups).unwrap_or_default()
 }
 
-/// Whether its program is an ELF file of class 32.
+/// Returns whether its program is an ELF file of class 32.
 fn is_narrow(process: &Process) -> bool {
     let mut head = [0; 5];
     fs::File::open(process.path("exe")).and_then(|mut file| file.read_exact(&mut head)).is_ok()
@@ -248,9 +248,9 @@ fn policy(process: &Process) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(POLICY)?.parse().ok()
 }
 
-/// Whether a clock is nobody's, or counts the processor time of the process or of one of its threads. Such clocks are
-/// numbers below zero: the complement of a PID or TID, in which 0 is one's own, and three bits, of which one says that
-/// it is a thread's.
+/// Returns whether a clock is nobody's, or counts the processor time of the process or of one of its threads. Such
+/// clocks are numbers below zero: the complement of a PID or TID, in which 0 is one's own, and three bits, of which
+/// one says that it is a thread's.
 fn is_own(process: &Process, clock: i64) -> bool {
     const OF_THREAD: i64 = 4;
     let owner = !(clock >> 3);
@@ -269,7 +269,7 @@ fn is_own(process: &Process, clock: i64) -> bool {
     statuses.any(|status| innermost(&status) == Some(owner))
 }
 
-/// The clocks of its POSIX timers.
+/// Returns the clocks of its POSIX timers.
 fn clocks(process: &Process) -> Vec<i64> {
     let text = process.text("timers");
     text.lines().filter_map(|line| line.strip_prefix("ClockID:")?.trim().parse().ok()).collect()

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 
-/// Where a program is, looked for as a shell would and then where administrators' programs are.
+/// Returns where a program is, looked for as a shell would and then where administrators' programs are.
 #[must_use]
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -117,7 +117,7 @@ impl Disk {
         &self.image
     }
 
-    /// What a machine needs to have it plugged in later.
+    /// Returns what a machine needs to have it plugged in later.
     pub(crate) fn port() -> [String; 2] {
         ["-device".to_owned(), format!("pcie-root-port,id={PORT},chassis=1,slot=1")]
     }
@@ -126,7 +126,7 @@ impl Disk {
         json!({"driver": "raw", "node-name": NODE, "file": {"driver": "file", "filename": self.image}})
     }
 
-    /// What a machine needs to have it from the start.
+    /// Returns what a machine needs to have it from the start.
     pub(crate) fn arguments(&self) -> [String; 4] {
         let device = format!("virtio-blk-pci,bus={PORT},drive={NODE}");
         ["-blockdev".to_owned(), self.node().to_string(), "-device".to_owned(), device]
@@ -189,8 +189,8 @@ fn examine(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether another process has locked what QEMU would lock. Nothing is locked here: between now and then there is
-/// QEMU's own look.
+/// Returns whether another process has locked what QEMU would lock. Nothing is locked here: between now and then
+/// there is QEMU's own look.
 fn is_locked(image: &fs::File) -> bool {
     let mut lock = lock(libc::F_WRLCK, LOCKED);
     // SAFETY: the descriptor is open, and the description of a lock is writable.

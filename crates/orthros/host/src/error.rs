@@ -160,7 +160,7 @@ pub enum Error {
 /// What working with machines gives.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What an error of one of QEMU's sockets says: of one that closed them, that it has ended.
+/// Returns what an error of one of QEMU's sockets says: of one that closed them, that it has ended.
 pub(crate) fn of_qemu(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => "QEMU has ended".to_owned(),
@@ -168,7 +168,7 @@ pub(crate) fn of_qemu(error: &io::Error) -> String {
     }
 }
 
-/// An error about a file.
+/// Returns an error about a file.
 pub(crate) fn file<'p>(
     operation: &'static str,
     path: &'p std::path::Path,

@@ -52,12 +52,12 @@ impl Fault {
     pub const ALL: [Self; 7] =
         [Self::Panic, Self::Oops, Self::Oom, Self::Nmi, Self::Hang, Self::Spin, Self::Lockup];
 
-    /// Whether the kernel that dies says nothing of it.
+    /// Returns whether the kernel that dies says nothing of it.
     pub(crate) fn is_silent(self) -> bool {
         matches!(self, Self::Hang | Self::Spin)
     }
 
-    /// What it is called.
+    /// Returns what it is called.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl Fault {
         }
     }
 
-    /// The fault of this name.
+    /// Returns the fault of this name.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl Fault {
         found.ok_or_else(|| format!("no way to die is called {name:?}; there are {}", names.join(", ")))
     }
 
-    /// Where reading the file leads for this fault: to a function of the kernel, or nowhere.
+    /// Returns where reading the file leads for this fault: to a function of the kernel, or nowhere.
     fn target(self) -> Option<Option<&'static str>> {
         match self {
             Self::Oops => Some(None),

@@ -61,7 +61,7 @@ impl Heartbeats {
         Ok(())
     }
 
-    /// How long the processor that was silent longest has been so, as far as was looked, and which it is.
+    /// Returns how long the processor that was silent longest has been so, as far as was looked, and which it is.
     ///
     /// # Errors
     ///
@@ -73,7 +73,8 @@ impl Heartbeats {
         Ok(longest.unwrap_or_default())
     }
 
-    /// How long nothing has been done, as far as was looked, and at most since that was [begun](Self::reset_stall).
+    /// Returns how long nothing has been done, as far as was looked, and at most since that was
+    /// [begun](Self::reset_stall).
     pub(crate) fn stall(&self) -> Duration {
         self.seen.last().map(|(_, at)| at.elapsed()).unwrap_or_default()
     }

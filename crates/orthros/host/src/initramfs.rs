@@ -51,7 +51,7 @@ pub struct Initramfs {
 }
 
 impl Initramfs {
-    /// An archive with nothing in it.
+    /// Returns an archive with nothing in it.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -65,30 +65,30 @@ impl Initramfs {
         self.entries.insert(path, entry);
     }
 
-    /// Whether something is there under this name.
+    /// Returns whether something is there under this name.
     fn has(&self, path: &Path) -> bool {
         self.entries.contains_key(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// An empty directory.
+    /// Adds an empty directory.
     pub fn directory(&mut self, path: &str) -> &mut Self {
         self.put(Path::new(path), Entry::Directory(Rights::root(0o755)));
         self
     }
 
-    /// A file with these contents and permissions.
+    /// Adds a file with these contents and permissions.
     pub fn file(&mut self, path: &str, contents: impl Into<Vec<u8>>, permissions: u32) -> &mut Self {
         self.put(Path::new(path), Entry::Bytes { bytes: contents.into(), mode: permissions });
         self
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn link(&mut self, path: &str, to: &str) -> &mut Self {
         self.put(Path::new(path), Entry::Link { to: to.to_owned() });
         self
     }
 
-    /// A copy of a file of the host, under another name.
+    /// Adds a copy of a file of the host, under another name.
     pub fn copy(&mut self, from: &Path, path: &str) -> &mut Self {
         let mode = fs::metadata(from).map_or(0o644, |metadata| metadata.mode() & 0o777);
         self.put(Path::new(path), Entry::Copy { from: from.to_owned(), rights: Rights::root(mode) });
@@ -128,9 +128,9 @@ impl Initramfs {
         Ok(self)
     }
 
-    /// A copy of a file of the host under another name, or of a directory with everything in it: links as links, and
-    /// with the programs and modules among the files the libraries that they need, under their own names. They are
-    /// root's unless `with_owners`.
+    /// Returns a copy of a file of the host under another name, or of a directory with everything in it: links as
+    /// links, and with the programs and modules among the files the libraries that they need, under their own names.
+    /// They are root's unless `with_owners`.
     ///
     /// # Errors
     ///

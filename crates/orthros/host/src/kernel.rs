@@ -94,7 +94,7 @@ impl KernelFiles {
         Ok(Self { image, modules, release })
     }
 
-    /// The files of these modules and of those that they need, in the order in which to load them.
+    /// Returns the files of these modules and of those that they need, in the order in which to load them.
     ///
     /// A module that is built in, or that this kernel does not have, is passed over: the guest finds out what it lacks.
     ///

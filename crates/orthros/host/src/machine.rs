@@ -149,13 +149,13 @@ impl Machine {
         &self.name
     }
 
-    /// When it was started.
+    /// Returns when it was started.
     #[must_use]
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// The number of its process.
+    /// Returns the number of its process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -191,7 +191,7 @@ impl Machine {
         Err(Error::Command { command: "qemu".to_owned(), why: format!("{status}: {}", said.trim()) })
     }
 
-    /// What its console has shown so far.
+    /// Returns what its console has shown so far.
     #[must_use]
     pub fn console(&self) -> String {
         let mut bytes = Vec::new();
@@ -255,7 +255,7 @@ impl Machine {
         fallocate(&self.memory, flags, 0, length.unsigned_abs()).map_err(failed)
     }
 
-    /// Whether its QEMU is there.
+    /// Returns whether its QEMU is there.
     pub(crate) fn runs(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

@@ -49,7 +49,7 @@ pub struct BridgeConfig {
 }
 
 impl BridgeConfig {
-    /// A place on a bridge, of an address as `192.168.1.7/24`.
+    /// Parses a place on a bridge, of an address as `192.168.1.7/24`.
     ///
     /// # Errors
     ///
@@ -174,18 +174,18 @@ impl Network {
         run(&self.ip, &words, None)
     }
 
-    /// The service's address.
+    /// Returns the service's address.
     #[must_use]
     pub fn address(&self) -> Ipv4Addr {
         self.place.address
     }
 
-    /// What the card is called by others: the same for all machines of a pair, another one for each address.
+    /// Returns what the card is called by others: the same for all machines of a pair, another one for each address.
     fn card(&self) -> String {
         card("52:54", self.place.address)
     }
 
-    /// The name of a machine's port.
+    /// Returns the name of a machine's port.
     pub(crate) fn port(&self, generation: u32) -> String {
         match self.own {
             Some(_) => format!("tap{generation}"),
@@ -200,7 +200,7 @@ impl Network {
         ["-netdev".to_owned(), back, "-device".to_owned(), device]
     }
 
-    /// What a machine's kernel learns about it.
+    /// Returns what a machine's kernel learns about it.
     pub(crate) fn append(&self) -> String {
         let gateway = self.place.gateway.map(|gateway| format!(" orrery.gateway={gateway}"));
         format!(" orrery.address={}/{}{}", self.place.address, self.place.prefix, gateway.unwrap_or_default())

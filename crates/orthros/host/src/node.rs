@@ -130,8 +130,9 @@ impl Node {
         })
     }
 
-    /// Why it is of no use any more, if that shows within `patience`: its QEMU has ended, or its kernel has, or it does not answer. A
-    /// kernel that panics leaves its QEMU standing still, so that the process alone tells nothing.
+    /// Returns why it is of no use any more, if that shows within `patience`: its QEMU has ended, or its kernel has,
+    /// or it does not answer. A kernel that panics leaves its QEMU standing still, so that the process alone tells
+    /// nothing.
     pub(crate) fn failure_reason(&mut self, patience: Duration) -> Option<&str> {
         let deadline = Instant::now() + patience;
         while self.failure_reason.is_none() {

@@ -196,7 +196,7 @@ impl Pair {
         &self.active.machine
     }
 
-    /// The machine that stands by.
+    /// Returns the machine that stands by.
     #[must_use]
     pub fn backup(&self) -> Option<&Machine> {
         self.backup.as_ref().map(|backup| &backup.machine)
@@ -217,7 +217,7 @@ impl Pair {
         }
     }
 
-    /// Which machine is what.
+    /// Returns which machine is what.
     pub fn status(&mut self) -> Status {
         self.reap_backup();
         let role = |machine: &mut Machine| Role {
@@ -242,7 +242,7 @@ impl Pair {
         self.active.control.service_exit()
     }
 
-    /// What it would take to rebuild the service as it is now; nothing where no backup can tell.
+    /// Returns what it would take to rebuild the service as it is now; nothing where no backup can tell.
     pub fn estimate_memory(&mut self) -> Option<MemoryEstimate> {
         if !self.backup_is_alive() {
             return None;
@@ -257,13 +257,13 @@ impl Pair {
         self.patience = silence.unwrap_or(self.config.silence);
     }
 
-    /// Whether the machine that stands by is there, and its kernel lives.
+    /// Returns whether the machine that stands by is there, and its kernel lives.
     pub fn backup_is_alive(&mut self) -> bool {
         self.reap_backup();
         self.backup.is_some()
     }
 
-    /// Which backups have died, and of what, in order.
+    /// Returns which backups have died, and of what, in order.
     #[must_use]
     pub fn lost_backups(&self) -> &[String] {
         &self.lost
@@ -285,7 +285,7 @@ impl Pair {
         self.lost.push(why.to_string());
     }
 
-    /// Whether the machine with the service is there; it may stand still.
+    /// Returns whether the machine with the service is there; it may stand still.
     pub fn active_is_alive(&mut self) -> bool {
         self.active.machine.runs()
     }
@@ -300,7 +300,7 @@ impl Pair {
         Ok(self.active.machine.file("ram"))
     }
 
-    /// How often the service has moved.
+    /// Returns how often the service has moved.
     #[must_use]
     pub fn failovers(&self) -> u32 {
         self.failovers
@@ -312,7 +312,7 @@ impl Pair {
         self.network.as_ref()
     }
 
-    /// The service's number in its guest.
+    /// Returns the service's number in its guest.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
@@ -663,7 +663,7 @@ impl Pair {
         self.reboot()
     }
 
-    /// What both machines have in common.
+    /// Returns what both machines have in common.
     fn shared(&self) -> Shared<'_> {
         let (network, disk) = (self.network.as_ref(), self.disk.as_ref());
         Shared { kernel: &self.kernel, image: &self.image, network, disk }

@@ -27,7 +27,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether a machine was stopped because this host has no room for what it writes to its disk.
+    /// Returns whether a machine was stopped because this host has no room for what it writes to its disk.
     pub(crate) fn is_host_disk_full(&self) -> bool {
         self.name == "BLOCK_IO_ERROR" && self.data["nospace"] == true && self.data["action"] == "stop"
     }

@@ -12,7 +12,8 @@ pub(crate) const SOCKETS: Duration = Duration::from_secs(60);
 /// How long to wait before a socket is read again, or what failed for want of a resource is tried again.
 pub(crate) const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether reading from a socket failed because its other end is gone. Other errors, such as want of memory, pass.
+/// Returns whether reading from a socket failed because its other end is gone. Other errors, such as want of memory,
+/// pass.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -27,7 +27,7 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// Whether the service could be rebuilt.
+    /// Returns whether the service could be rebuilt.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.required_mib <= self.available_mib

@@ -148,17 +148,17 @@ impl Reading<'_> {
         Specifiers { name: &self.found.name, file: &self.found.file }
     }
 
-    /// The value with its specifiers replaced.
+    /// Returns the value with its specifiers replaced.
     fn text(&self, setting: &Setting) -> Result<String> {
         self.specifiers().expand(&setting.value).map_err(|why| setting.refuse(why))
     }
 
-    /// All values of a setting.
+    /// Returns all values of a setting.
     fn texts(&self, key: &str) -> Result<Vec<String>> {
         self.settings.list(key).into_iter().map(|setting| self.text(setting)).collect()
     }
 
-    /// The words of a value, their specifiers replaced.
+    /// Returns the words of a value, their specifiers replaced.
     fn words(&self, setting: &Setting) -> Result<Vec<String>> {
         let words = words::split(&setting.value)
             .and_then(|words| words.iter().map(|word| self.specifiers().expand(word)).collect());
@@ -264,7 +264,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The directories of a setting, which the program learns.
+    /// Returns the directories of a setting, which the program learns.
     fn directories(
         &self,
         (key, mode_key, root, variable): (&str, &str, &str, &str),
@@ -362,7 +362,7 @@ impl Reading<'_> {
         Ok(Some(WorkingDirectory { path: path.to_owned(), optional }))
     }
 
-    /// What is run before the service, and the service.
+    /// Returns what is run before the service, and the service.
     fn commands(
         &self,
         environment: &Environment,

@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 /// What is said to it to have it look at all of its memory.
 const ALL: &str = "all";
 
-/// How many pages hold what they were filled with.
+/// Returns how many pages hold what they were filled with.
 fn right(memory: &[u8]) -> usize {
     let is_right = |(number, page): &(usize, &[u8])| {
         page[..8] == number.to_le_bytes() && page[8..].iter().all(|&byte| byte == 1)

@@ -45,7 +45,7 @@ struct Expected {
 const NOTE: &str = "user.note";
 const LIST: &str = "system.posix_acl_access";
 
-/// What is attached to a file under a name.
+/// Returns what is attached to a file under a name.
 fn attached(path: &Path, name: &str) -> Option<Vec<u8>> {
     let mut value = Vec::with_capacity(4096);
     rustix::fs::lgetxattr(path, name, rustix::buffer::spare_capacity(&mut value)).ok()?;
@@ -172,7 +172,7 @@ impl Scribbler {
         Ok(())
     }
 
-    /// A name, of a file that exists or not, at the top or in a directory.
+    /// Returns a name, of a file that exists or not, at the top or in a directory.
     fn pick(&mut self) -> String {
         let number = self.random.below(MOST_FILES as u64);
         let directories: Vec<&String> =
@@ -355,7 +355,7 @@ impl Scribbler {
         })
     }
 
-    /// What is wrong, or that nothing is. What was just being done is not judged.
+    /// Returns what is wrong, or that nothing is. What was just being done is not judged.
     fn compare(&self) -> Result<String> {
         let mut wrong = Vec::new();
         let (nameless, content) = &self.nameless;
@@ -457,7 +457,7 @@ fn collect(directory: &Path, prefix: &str, into: &mut BTreeSet<String>) -> Resul
     Ok(())
 }
 
-/// What stands under a name.
+/// Returns what stands under a name.
 fn look_at(path: &Path) -> io::Result<Expected> {
     let about = fs::symlink_metadata(path)?;
     let kind = if about.is_dir() {

@@ -40,7 +40,7 @@ static WRONG: Mutex<Option<String>> = Mutex::new(None);
 /// A stream: how many pieces have come through it.
 type Counter = &'static AtomicU64;
 
-/// The byte at a place of any stream.
+/// Returns the byte at a place of any stream.
 fn byte(place: u64) -> u8 {
     (place / 8).to_le_bytes()[usize::try_from(place % 8).unwrap_or(0)]
 }
@@ -69,7 +69,7 @@ fn look(place: u64, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Where in a stream these bytes are, if they are whole numbers that follow each other.
+/// Returns where in a stream these bytes are, if they are whole numbers that follow each other.
 fn place_of(bytes: &[u8]) -> Option<u64> {
     let number = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
     (0..8).find_map(|at| {

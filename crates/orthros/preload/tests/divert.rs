@@ -39,7 +39,7 @@ fn compile(source: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Where the block is in a process: found by its mark, as the rescue finds it.
+/// Returns where the block is in a process: found by its mark, as the rescue finds it.
 fn block(pid: i32) -> (u64, Vec<u8>) {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();

@@ -34,7 +34,7 @@ impl PageSource for Dead {
     }
 }
 
-/// Where a page of the process is in the dead memory: some follow each other, some do not.
+/// Returns where a page of the process is in the dead memory: some follow each other, some do not.
 fn place(page: usize) -> usize {
     if page % 10 < 6 { page } else { 900 - page }
 }
@@ -64,7 +64,7 @@ impl Memory {
     }
 }
 
-/// What a page that was touched begins with.
+/// Returns what a page that was touched begins with.
 fn known(page: usize) -> u64 {
     place(page) as u64 + 1
 }

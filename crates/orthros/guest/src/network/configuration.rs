@@ -112,7 +112,7 @@ fn is_configured_neighbour(body: &[u8]) -> bool {
     FAMILIES.contains(&byte(body, 0)) && byte(body, 8) & PERMANENT != 0
 }
 
-/// What makes an address this one: its family and its network's bits, its device, itself.
+/// Returns what makes an address this one: its family and its network's bits, its device, itself.
 fn identity(body: &[u8]) -> [Option<&[u8]>; 3] {
     let of = |kind| attribute(body, ADDRESS.header, kind);
     [body.get(..2), body.get(4..ADDRESS.header), of(IFA_LOCAL).or_else(|| of(IFA_ADDRESS))]

@@ -67,7 +67,7 @@ pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
     Ok(work.written)
 }
 
-/// Which files there is no room for, and how many bytes of each.
+/// Returns which files there is no room for, and how many bytes of each.
 fn without_room(short: &[(String, u64)]) -> String {
     let bytes: u64 = short.iter().map(|(_, missing)| missing).sum();
     let named: Vec<String> =
@@ -82,7 +82,7 @@ fn without_room(short: &[(String, u64)]) -> String {
     )
 }
 
-/// Whether a try before this one has begun to write what was read from places that the disk takes for free.
+/// Returns whether a try before this one has begun to write what was read from places that the disk takes for free.
 pub(super) fn has_begun(mounted: &Mounted, death: u64) -> bool {
     let name = format!("{ASIDE}/{BEGUN}{death:x}");
     rustix::fs::statat(&mounted.top, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
@@ -143,7 +143,7 @@ impl<'p, 'k> Work<'p, 'k> {
         Ok(Self { plan, mounted, aside, moved, created: BTreeMap::new(), written })
     }
 
-    /// The file that the dead kernel gave this number.
+    /// Returns the file that the dead kernel gave this number.
     fn file(&self, number: u64) -> Result<&OwnedFd> {
         let found = self.plan.files.get(&number).and_then(|file| file.found.as_ref());
         found
@@ -290,7 +290,7 @@ impl<'p, 'k> Work<'p, 'k> {
         Ok(())
     }
 
-    /// Where a file is now.
+    /// Returns where a file is now.
     fn path(&self, number: u64) -> Result<String> {
         Ok(std::fs::read_link(handle::shown(self.file(number)?))?.display().to_string())
     }
@@ -419,7 +419,7 @@ fn make(directory: &OwnedFd, name: &str, file: &Planned<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The names in a directory, with the numbers of their files.
+/// Returns the names in a directory, with the numbers of their files.
 fn list(directory: &OwnedFd) -> Result<Vec<(Vec<u8>, u64)>> {
     let mut found = Vec::new();
     for entry in rustix::fs::Dir::read_from(directory)? {

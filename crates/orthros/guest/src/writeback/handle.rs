@@ -61,7 +61,7 @@ impl Mounted {
     }
 }
 
-/// The path under which `/proc` shows what a descriptor stands for.
+/// Returns the path under which `/proc` shows what a descriptor stands for.
 pub(super) fn shown(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }

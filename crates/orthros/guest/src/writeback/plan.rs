@@ -34,7 +34,7 @@ pub(super) struct Plan<'k> {
 }
 
 impl Plan<'_> {
-    /// Whether contents were read from places of the disk that it takes for free, and that writing may take.
+    /// Returns whether contents were read from places of the disk that it takes for free, and that writing may take.
     pub(super) fn reads_free_blocks(&self) -> bool {
         !self.unnamed.is_empty() || self.files.values().any(|file| !file.contents.kept.is_empty())
     }
@@ -101,7 +101,7 @@ struct Maker<'k, 'm, 'r> {
     most: usize,
 }
 
-/// How much may be kept in memory.
+/// Returns how much may be kept in memory.
 fn most_kept() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -262,7 +262,7 @@ impl<'k> Maker<'k, '_, '_> {
         Ok(())
     }
 
-    /// Where a symbolic link leads.
+    /// Returns where a symbolic link leads.
     fn link(&self, file: &Ext4File<'k>) -> Result<Vec<u8>> {
         if let Some(short) = self.ext4.short_link(file) {
             return Ok(short);
@@ -320,7 +320,7 @@ fn cached_blocks(pages: &[CachedPage<'_>], block_size: u64) -> Result<BTreeSet<u
     Ok(found)
 }
 
-/// Where the dead kernel had put a byte of a file on the disk, if it had.
+/// Returns where the dead kernel had put a byte of a file on the disk, if it had.
 fn place_of(extents: &[Extent], offset: u64, block_size: u64) -> Option<u64> {
     let block = offset / block_size;
     let before = extents.partition_point(|extent| extent.logical <= block).checked_sub(1)?;
@@ -329,7 +329,7 @@ fn place_of(extents: &[Extent], offset: u64, block_size: u64) -> Option<u64> {
     Some((extent.physical + (block - extent.logical)) * block_size + offset % block_size)
 }
 
-/// Whether the file on the disk has these bytes, and at that place.
+/// Returns whether the file on the disk has these bytes, and at that place.
 fn leads_to(runs: &[Run], offset: u64, place: u64) -> bool {
     let run = runs.partition_point(|run| run.logical <= offset).checked_sub(1).map(|index| runs[index]);
     run.is_some_and(|run| {

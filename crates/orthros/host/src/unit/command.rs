@@ -72,7 +72,7 @@ fn line(words: &mut Words<'_>, specifiers: &Specifiers<'_>) -> Result<Line, Stri
 }
 
 impl Line {
-    /// The command with its variables replaced, its program looked for in these directories.
+    /// Returns the command with its variables replaced, its program looked for in these directories.
     pub(super) fn settle(&self, environment: &Environment, searched: &str) -> Result<ExecCommand, String> {
         let program = self.find(searched)?;
         let expand = |word: &String| match self.plain {

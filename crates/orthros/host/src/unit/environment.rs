@@ -52,14 +52,14 @@ impl Environment {
     }
 }
 
-/// Whether a variable may be called that.
+/// Returns whether a variable may be called that.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// A variable and its value.
+/// Returns a variable and its value.
 pub(super) fn assignment(word: &str) -> Result<(&str, &str), String> {
     word.split_once('=').filter(|(name, _)| is_name(name)).ok_or_else(|| {
         format!("{word:?} is no variable with its value; write NAME=VALUE, as in \"A=one two\" B=three")
@@ -94,7 +94,7 @@ pub(super) fn parse_file(text: &str) -> Result<Vec<(String, String)>, String> {
     }
 }
 
-/// What comes after a comment, which a backslash continues.
+/// Returns what comes after a comment, which a backslash continues.
 fn comment(text: &str) -> &str {
     let mut escaped = false;
     for (at, c) in text.char_indices() {

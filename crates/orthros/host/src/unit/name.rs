@@ -42,12 +42,12 @@ impl Name {
         Ok(Self { full, prefix, instance })
     }
 
-    /// Whether it stands for instances, and is none.
+    /// Returns whether it stands for instances, and is none.
     pub(super) fn is_template(&self) -> bool {
         self.instance.as_deref() == Some("")
     }
 
-    /// The template's name, of an instance.
+    /// Returns the template's name, of an instance.
     pub(super) fn template(&self) -> Option<String> {
         let instance = self.instance.as_deref()?;
         (!instance.is_empty()).then(|| format!("{}@{SUFFIX}", self.prefix))
@@ -85,7 +85,7 @@ impl Name {
     }
 }
 
-/// What systemd-escape(1) made of a text: `-` stands for `/`, `\x2d` for a byte.
+/// Returns what systemd-escape(1) made of a text: `-` stands for `/`, `\x2d` for a byte.
 pub(super) fn unescape(text: &str) -> Result<String, String> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

@@ -158,7 +158,7 @@ fn settle(path: &Path, name: Name) -> Result<(PathBuf, Name)> {
     }
 }
 
-/// The drop-ins of directories, of which an earlier one hides those of the same name in later ones.
+/// Returns the drop-ins of directories, of which an earlier one hides those of the same name in later ones.
 fn drop_ins(directories: impl IntoIterator<Item = PathBuf>) -> Result<Vec<PathBuf>> {
     let mut found: BTreeMap<OsString, PathBuf> = BTreeMap::new();
     for directory in directories {

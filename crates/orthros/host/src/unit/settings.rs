@@ -188,7 +188,7 @@ const REPORTED_TOO: [&str; 21] = [
 ];
 const UNKNOWN: &str = "what this does is not known here, and it might change what the program sees";
 
-/// What becomes of a setting, if it is known.
+/// Returns what becomes of a setting, if it is known.
 fn known(section: &str, key: &str) -> Option<Treatment> {
     match section {
         // Who needs whom, and when it is started: here it is alone, and is started by command.
@@ -210,8 +210,8 @@ fn known(section: &str, key: &str) -> Option<Treatment> {
     }
 }
 
-/// Whether the paths that are bound are only sockets of this host's log, which the guests lack: a program that finds
-/// none goes on.
+/// Returns whether the paths that are bound are only sockets of this host's log, which the guests lack: a program
+/// that finds none goes on.
 fn binds_logs(value: &str) -> bool {
     value.split_whitespace().all(|word| {
         let source = word.trim_start_matches('-').split(':').next().unwrap_or_default();
@@ -223,7 +223,7 @@ fn binds_logs(value: &str) -> bool {
 pub(super) struct Settings(pub(super) Vec<Setting>);
 
 impl Settings {
-    /// The values of a setting of the service, after the last empty one.
+    /// Returns the values of a setting of the service, after the last empty one.
     pub(super) fn list(&self, key: &str) -> Vec<&Setting> {
         self.of("Service", key)
     }
@@ -245,7 +245,7 @@ impl Settings {
         self.list(key).pop()
     }
 
-    /// Whether a setting of the service is yes.
+    /// Returns whether a setting of the service is yes.
     pub(super) fn is_set(&self, key: &str) -> crate::Result<Option<bool>> {
         let value = |setting: &Setting| boolean(&setting.value).map_err(|why| setting.refuse(why));
         self.last(key).map(value).transpose()

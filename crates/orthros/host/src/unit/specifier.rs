@@ -16,7 +16,7 @@ pub(super) struct Specifiers<'u> {
 }
 
 impl Specifiers<'_> {
-    /// The text with all of them replaced.
+    /// Returns the text with all of them replaced.
     pub(super) fn expand(&self, text: &str) -> Result<String, String> {
         let mut expanded = String::new();
         let mut characters = text.chars();

@@ -25,7 +25,7 @@ fn refuse(file: &Path, line: usize, why: &str) -> Error {
     Error::Unit { place: format!("{}:{line}", file.display()), why: why.to_owned() }
 }
 
-/// All assignments of a file, in order.
+/// Returns all assignments of a file, in order.
 pub(super) fn parse(text: &str, file: &Path) -> Result<Vec<Setting>> {
     let mut settings = Vec::new();
     let mut section: Option<String> = None;

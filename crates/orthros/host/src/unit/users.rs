@@ -54,7 +54,7 @@ impl Users {
         }
     }
 
-    /// A user, by name or number.
+    /// Returns a user, by name or number.
     pub(super) fn user(&self, who: &str) -> Result<&User, String> {
         let number = who.parse().ok();
         let found = self.users.iter().find(|user| user.name == who || Some(user.uid) == number);
@@ -63,7 +63,7 @@ impl Users {
         })
     }
 
-    /// A group's number, by name or number.
+    /// Returns a group's number, by name or number.
     pub(super) fn group(&self, which: &str) -> Result<u32, String> {
         let named = self.groups.iter().find(|(name, ..)| name == which).map(|(_, gid, _)| *gid);
         let gid = named.or_else(|| which.parse().ok());
@@ -72,7 +72,7 @@ impl Users {
         })
     }
 
-    /// Who runs a service of this user and group: the user's own groups come along.
+    /// Returns who runs a service of this user and group: the user's own groups come along.
     pub(super) fn identity(&self, user: Option<&User>, group: Option<u32>, more: &[u32]) -> Credentials {
         let gid = group.or(user.map(|user| user.gid)).unwrap_or(0);
         let member = |members: &[String]| user.is_some_and(|user| members.contains(&user.name));
@@ -89,7 +89,7 @@ impl Users {
 }
 
 impl User {
-    /// What tells a program who it is, systemd.exec(5).
+    /// Returns what tells a program who it is, systemd.exec(5).
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let mut variables = vec![("USER", &self.name), ("LOGNAME", &self.name)];
         if !["", "/"].contains(&self.home.as_str()) {

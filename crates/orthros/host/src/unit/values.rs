@@ -32,7 +32,7 @@ enum Count {
     Niceness,
 }
 
-/// Whether a key is that of a limit.
+/// Returns whether a key is that of a limit.
 pub(super) fn is_limit(key: &str) -> bool {
     LIMITS.iter().any(|(name, ..)| *name == key)
 }
@@ -66,7 +66,7 @@ impl Count {
     }
 }
 
-/// A number of bytes: `8M`, `1.5G`.
+/// Returns a number of bytes: `8M`, `1.5G`.
 fn bytes(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(at);
@@ -92,7 +92,7 @@ fn bytes(text: &str) -> Result<u64, String> {
     number().ok_or_else(|| "write a number of bytes, or infinity, as in 64M".to_owned())
 }
 
-/// A time, systemd.time(7), in microseconds; a number without a unit has this one.
+/// Returns a time, systemd.time(7), in microseconds; a number without a unit has this one.
 fn microseconds(text: &str, unit: u64) -> Result<u64, String> {
     let wrong = || "write a time, or infinity, as in 5min 20s".to_owned();
     let mut rest = text.trim();
@@ -124,7 +124,7 @@ fn microseconds(text: &str, unit: u64) -> Result<u64, String> {
     Ok(sum)
 }
 
-/// How nice a process may make itself: `+5`, `-5`, or as getrlimit(2) has it.
+/// Returns how nice a process may make itself: `+5`, `-5`, or as getrlimit(2) has it.
 fn niceness(text: &str) -> Result<u64, String> {
     let wrong = || "write a niceness with its sign, as in -5, or a number from 1 to 40".to_owned();
     let number: i64 = text.parse().map_err(|_| wrong())?;
@@ -147,7 +147,7 @@ pub(super) fn mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "write permissions in octal, as in 0755".to_owned())
 }
 
-/// How nice a service is.
+/// Returns how nice a service is.
 pub(super) fn nice(text: &str) -> Result<i32, String> {
     let nice = text.parse().ok().filter(|nice| (-20..=19).contains(nice));
     nice.ok_or_else(|| "write a number from -20 to 19".to_owned())

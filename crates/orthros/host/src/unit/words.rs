@@ -10,7 +10,7 @@ impl<'t> Words<'t> {
         Self { rest: text }
     }
 
-    /// What has not been taken yet.
+    /// Returns what has not been taken yet.
     pub(super) fn rest(&mut self) -> &'t str {
         self.rest = self.rest.trim_start();
         self.rest
@@ -43,7 +43,7 @@ impl Iterator for Words<'_> {
     }
 }
 
-/// All words of a text.
+/// Returns all words of a text.
 pub(super) fn split(text: &str) -> Result<Vec<String>, String> {
     Words::new(text).collect()
 }
@@ -71,7 +71,7 @@ fn take(rest: &mut &str) -> Result<String, String> {
     String::from_utf8(word).map_err(|_| "it stands for bytes that are no text".to_owned())
 }
 
-/// What comes after a backslash.
+/// Returns what comes after a backslash.
 fn unescape(characters: &mut std::str::Chars<'_>, word: &mut Vec<u8>) -> Result<(), String> {
     let c = characters.next().ok_or("it ends with a backslash; write two for one")?;
     let mut number = |first: &str, count: usize, radix| {

@@ -186,7 +186,7 @@ fn general(r: &Registers) -> X86Regs {
     }
 }
 
-/// The layout of `fxsave` (Intel SDM volume 1, 10.5.1).
+/// Returns the layout of `fxsave` (Intel SDM volume 1, 10.5.1).
 fn float(state: &[u8]) -> X86Fpregs {
     let number = |at: usize, size: usize| {
         let mut bytes = [0; 8];

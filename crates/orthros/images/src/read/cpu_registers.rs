@@ -71,7 +71,7 @@ impl CpuRegisters {
         Ok(None)
     }
 
-    /// Where in the kernel the processor stands that a thread was on; nothing where it was on none.
+    /// Returns where in the kernel the processor stands that a thread was on; nothing where it was on none.
     ///
     /// # Errors
     ///

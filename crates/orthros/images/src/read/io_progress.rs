@@ -105,8 +105,8 @@ enum Phase {
     Over(u64),
 }
 
-/// How many bytes the call had moved that a thread is in; nothing of a call that moves none, or where that does not
-/// matter, as it may be done again in every case.
+/// Returns how many bytes the call had moved that a thread is in; nothing of a call that moves none, or where that
+/// does not matter, as it may be done again in every case.
 ///
 /// # Errors
 ///
@@ -165,13 +165,13 @@ fn moved_by(
     appended(thread, file, done, place.context("its place in the file is not there")?)
 }
 
-/// What a call returns that has moved so many bytes; nothing with an error.
+/// Returns what a call returns that has moved so many bytes; nothing with an error.
 fn without_error(result: u64) -> u64 {
     if result.cast_signed() < 0 { 0 } else { result }
 }
 
-/// Whether a frame of one of the functions that count what others copy was interrupted after one of those had returned
-/// to it.
+/// Returns whether a frame of one of the functions that count what others copy was interrupted after one of those had
+/// returned to it.
 fn has_copied(kernel: &Kernel, frame: &Frame, counts: &[&str], copies: &[&str]) -> bool {
     let called_last = || match kernel.called_last(frame) {
         Some(Called::Function(start)) => is_one(kernel, start, copies),
@@ -180,7 +180,7 @@ fn has_copied(kernel: &Kernel, frame: &Frame, counts: &[&str], copies: &[&str]) 
     frame.interrupted && is_in(kernel, frame, counts) && called_last()
 }
 
-/// Whether a call copies what was received, or has just done so and may not have counted it.
+/// Returns whether a call copies what was received, or has just done so and may not have counted it.
 fn is_giving(kernel: &Kernel, frames: &[Frame]) -> bool {
     let is_so = |frame| is_in(kernel, frame, COPIES) || has_copied(kernel, frame, RECEIVES, COPIES);
     frames.iter().any(is_so)
@@ -215,7 +215,7 @@ fn is_connection(file: &OpenFile<'_>) -> Result<bool> {
     Ok(file.inet_socket()?.as_ref().is_some_and(is_so))
 }
 
-/// The last of the first `done` bytes of a call's buffers, at most so many.
+/// Returns the last of the first `done` bytes of a call's buffers, at most so many.
 fn last_bytes(thread: &Task<'_>, buffers: &[UserBuffer], done: u64, most: u64) -> Result<Vec<u8>> {
     let space = thread.address_space()?.context("it has no memory")?;
     let (mut bytes, mut left) = (Vec::new(), done);
@@ -230,16 +230,16 @@ fn last_bytes(thread: &Task<'_>, buffers: &[UserBuffer], done: u64, most: u64) -
     Ok(bytes)
 }
 
-/// How many of the `done` bytes that a program has been given its TCP connection does not know that it has given: they
-/// come again, and do not count.
+/// Returns how many of the `done` bytes that a program has been given its TCP connection does not know that it has
+/// given: they come again, and do not count.
 fn given_unnoted(thread: &Task<'_>, file: &OpenFile<'_>, buffers: &[UserBuffer], done: u64) -> Result<u64> {
     let given = last_bytes(thread, buffers, done, done)?;
     let ends: Vec<usize> = file.unread_parts()?.into_iter().map(|end| end as usize).collect();
     Ok(repeated(&given, &file.tcp_connection()?.received, &ends) as u64)
 }
 
-/// How many of the `done` bytes that were taken from a program its TCP connection does not count yet: they are not in
-/// its queue.
+/// Returns how many of the `done` bytes that were taken from a program its TCP connection does not count yet: they
+/// are not in its queue.
 fn taken_unnoted(
     thread: &Task<'_>,
     file: &OpenFile<'_>,
@@ -258,8 +258,8 @@ fn taken_unnoted(
     Ok(uncounted)
 }
 
-/// How many of the bytes that were taken are in a queue, if they are at most so many: its end is one of theirs. So many
-/// bytes are compared that no end is one by chance; pieces are longer than that.
+/// Returns how many of the bytes that were taken are in a queue, if they are at most so many: its end is one of
+/// theirs. So many bytes are compared that no end is one by chance; pieces are longer than that.
 fn counted(taken: &[u8], queue: &[u8], most: usize) -> usize {
     let Some(end) = queue.len().checked_sub(COMPARED).map(|from| &queue[from..]) else { return 0 };
     let is_end = |&count: &usize| taken[..count].ends_with(end);
@@ -276,7 +276,7 @@ fn repeated(given: &[u8], coming: &[u8], ends: &[usize]) -> usize {
     (1..=most).rev().filter(may_be).find(is_so).unwrap_or(0)
 }
 
-/// How many of `done` bytes that an append has copied are in the file.
+/// Returns how many of `done` bytes that an append has copied are in the file.
 fn appended(thread: &Task<'_>, file: &OpenFile<'_>, done: u64, place: u64) -> Result<u64> {
     let inode = file.inode()?;
     let owner = inode.u64("i_rwsem.owner")? & !OWNER;
@@ -288,8 +288,8 @@ fn appended(thread: &Task<'_>, file: &OpenFile<'_>, done: u64, place: u64) -> Re
     Ok(longer(size, place, done, file.position()?))
 }
 
-/// How much longer a file has become by an append of which `done` bytes were copied: the call's place is where it
-/// began, until it is moved to where it ended.
+/// Returns how much longer a file has become by an append of which `done` bytes were copied: the call's place is
+/// where it began, until it is moved to where it ended.
 fn longer(size: u64, place: u64, done: u64, position: u64) -> u64 {
     if size == place && position.checked_add(done) == Some(place) {
         return done;
@@ -297,18 +297,18 @@ fn longer(size: u64, place: u64, done: u64, position: u64) -> u64 {
     size.saturating_sub(place).min(done)
 }
 
-/// Whether one of these functions begins there.
+/// Returns whether one of these functions begins there.
 fn is_one(kernel: &Kernel, start: u64, names: &[&str]) -> bool {
     names.iter().any(|name| kernel.symbols().is_at(name, start))
 }
 
-/// Whether a frame is of one of these functions.
+/// Returns whether a frame is of one of these functions.
 fn is_in(kernel: &Kernel, frame: &Frame, names: &[&str]) -> bool {
     let within = frame.instruction.wrapping_sub(u64::from(!frame.interrupted));
     kernel.symbols().function(within).is_some_and(|start| is_one(kernel, start, names))
 }
 
-/// Where a thread is in its call.
+/// Returns where a thread is in its call.
 fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
     let is_one = |start, names| is_one(kernel, start, names);
     let is_in = |frame, names| is_in(kernel, frame, names);

@@ -28,7 +28,7 @@ echo IT-FLOWS
 /bin/busybox sleep 100000
 ";
 
-/// The machine, started; nothing, with the reason printed, where it cannot be had.
+/// Returns the machine, started; nothing, with the reason printed, where it cannot be had.
 fn boot(directory: &Path, mtu: u32) -> Option<Machine> {
     if let Err(error) = command::require("qemu-system-x86_64", "qemu-system-x86") {
         orrery_testing::skipped!("{error}");
@@ -126,7 +126,7 @@ impl Debugger {
     }
 }
 
-/// Where in a stream the first of these bytes is, as `orrery-orthros-load io-stress` has them.
+/// Returns where in a stream the first of these bytes is, as `orrery-orthros-load io-stress` has them.
 fn place_of(bytes: &[u8]) -> Option<u64> {
     let number = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     (0..8).find_map(|at| {
@@ -169,7 +169,7 @@ impl End<'_> {
         Ok(tcp)
     }
 
-    /// How far the program has come with the stream that it sends or receives.
+    /// Returns how far the program has come with the stream that it sends or receives.
     fn progress(&mut self, sends: bool) -> Result<u32, String> {
         let tcp = self.read()?;
         let unread = u32::try_from(tcp.received.len()).unwrap();
@@ -206,7 +206,7 @@ impl Wrong {
     }
 }
 
-/// What the call returns that a thread is in, or will have moved when it is found like this.
+/// Returns what the call returns that a thread is in, or will have moved when it is found like this.
 fn moved(thread: &Task<'_>, standing: Standing) -> Result<u64, String> {
     let saved = thread.registers().map_err(|error| error.to_string())?;
     if saved.ax.cast_signed() != -i64::from(libc::ENOSYS) {

@@ -170,7 +170,7 @@ fn resume(
     Ok(())
 }
 
-/// How many bytes its call had moved, if it is one that moves bytes.
+/// Returns how many bytes its call had moved, if it is one that moves bytes.
 fn moved(reading: &Reading<'_>, thread: &Task<'_>, registers: &Registers) -> Result<Option<u64>> {
     let standing = reading.cpus.standing(reading.kernel, thread)?;
     io_progress::moved(thread, registers, standing)

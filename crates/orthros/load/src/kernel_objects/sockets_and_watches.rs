@@ -407,7 +407,7 @@ fn system_v() -> Result<&'static AtomicU64> {
     Ok(unsafe { &*memory.cast::<AtomicU64>() })
 }
 
-/// A child that counts in it.
+/// Returns a child that counts in it.
 fn count(shared: &AtomicU64) -> i32 {
     loop {
         shared.fetch_add(1, Ordering::Relaxed);
