@@ -14,7 +14,7 @@ fn emits(expression: &str) -> String {
     )
 }
 
-/// What the last message says.
+/// Returns what the last message says.
 fn emitted(bed: &Bed) -> i32 {
     let record = bed.host.record();
     let (to, bytes) = record.emitted.last().expect("a message");

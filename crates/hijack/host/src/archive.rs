@@ -37,12 +37,12 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    /// What of a path that programs name comes behind the prefix.
+    /// Returns what of a path that programs name comes behind the prefix.
     pub(crate) fn rest<'a>(&self, path: &'a Path) -> Option<&'a Path> {
         path.strip_prefix(OsStr::from_bytes(&self.prefix)).ok()
     }
 
-    /// The path by which the kernel finds it, through a process that holds it.
+    /// Returns the path by which the kernel finds it, through a process that holds it.
     pub(crate) fn path(&self, holder: u32) -> PathBuf {
         format!("/proc/{holder}/fd/{}", self.root.as_raw_fd()).into()
     }
@@ -105,7 +105,7 @@ fn make(mount: &Mount) -> Result<Mounted> {
     Ok(Mounted { prefix: mount.prefix.clone().into_bytes(), root, device })
 }
 
-/// The child's work: a mount with the archive's content.
+/// Returns the child's work: a mount with the archive's content.
 fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
     let context = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     let root = detached_tmpfs()?;
@@ -134,7 +134,8 @@ fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
     Ok(root)
 }
 
-/// Whether the file ends as a tar file does: one that was cut off between two entries has no other sign of that.
+/// Returns whether the file ends as a tar file does: one that was cut off between two entries has no other sign of
+/// that.
 fn is_whole(mut archive: File) -> io::Result<bool> {
     let mut last = [1; BLOCK];
     archive.seek(io::SeekFrom::End(-i64::try_from(BLOCK).unwrap_or(0)))?;
@@ -142,7 +143,7 @@ fn is_whole(mut archive: File) -> io::Result<bool> {
     Ok(last == [0; BLOCK])
 }
 
-/// What is behind a chain of errors that name the operation.
+/// Returns what is behind a chain of errors that name the operation.
 fn root_cause(error: &io::Error) -> String {
     let mut deepest: &dyn std::error::Error = error;
     while let Some(source) = deepest.source() {
@@ -198,7 +199,7 @@ fn enter_namespaces() -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
 }
 
-/// Whether files can be given to others here.
+/// Returns whether files can be given to others here.
 fn is_privileged() -> bool {
     fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_ascii_whitespace().nth(2) == Some("4294967295"))
@@ -241,7 +242,7 @@ fn rewrite_links(directory: &Path, prefix: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a link in a directory (from the mount's root) is to lead to; `None`: what it does.
+/// Returns what a link in a directory (from the mount's root) is to lead to; `None`: what it does.
 pub(crate) fn rewritten(directory: &Path, target: &Path, prefix: &Path) -> Option<PathBuf> {
     let inside = directory.strip_prefix("/").unwrap_or(directory);
     let whole = joined(&prefix.join(inside), target);
@@ -259,7 +260,7 @@ pub(crate) fn rewritten(directory: &Path, target: &Path, prefix: &Path) -> Optio
     }
 }
 
-/// Whether a relative path goes above the mount's root on its way.
+/// Returns whether a relative path goes above the mount's root on its way.
 fn leaves(inside: &Path, target: &Path) -> bool {
     let mut depth = inside.components().count();
     target.components().any(|component| {

@@ -34,18 +34,18 @@ pub(crate) fn names(call: &str, argument: &Argument, values: &Values) -> Option<
     })
 }
 
-/// What the kernel reads of an `int`.
+/// Returns what the kernel reads of an `int`.
 fn narrow(value: u64) -> u64 {
     value & u64::from(u32::MAX)
 }
 
-/// Whether an argument is this constant of a set.
+/// Returns whether an argument is this constant of a set.
 fn is(values: &Values, index: usize, set: &str, constant: &str) -> bool {
     let value = values.get(index).copied().map(narrow);
     value.is_some() && value == constants::value(set, constant).map(narrow)
 }
 
-/// What an argument means where that depends on another one: `Some(None)` where it is but a number then.
+/// Returns what an argument means where that depends on another one: `Some(None)` where it is but a number then.
 fn by_others(call: &str, name: &str, values: &Values) -> Option<Option<Names>> {
     let is = |index: usize, set: &str, constant: &str| is(values, index, set, constant);
     let option = |name: &str| is(0, "prctl.option", name);
@@ -257,7 +257,7 @@ fn set(call: &str, name: &str) -> Option<&'static str> {
     })
 }
 
-/// Which arguments count, by those before them: the others are left over from calls before.
+/// Returns which arguments count, by those before them: the others are left over from calls before.
 pub(crate) fn counting(call: &str, values: &Values, all: usize) -> Vec<usize> {
     let is = |index: usize, set: &str, constant: &str| is(values, index, set, constant);
     let makes = |flags: u64| {

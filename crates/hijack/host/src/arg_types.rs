@@ -205,7 +205,7 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
     Some(ArgDecoder { capture, arg_type })
 }
 
-/// The structure that an argument points to.
+/// Returns the structure that an argument points to.
 fn structure_of(kind: &'static str) -> Option<&'static str> {
     let kind = kind.strip_prefix("const ").unwrap_or(kind);
     match kind.strip_suffix(" *")? {
@@ -231,7 +231,7 @@ fn is_string(argument: &Argument) -> bool {
     matches!(argument.kind, "const char *" | "char *") && NAMES.contains(&argument.name)
 }
 
-/// Whether a call reads a structure that its type would let it write.
+/// Returns whether a call reads a structure that its type would let it write.
 fn is_given(call: &str, argument: &str) -> bool {
     matches!(
         (call, argument),
@@ -258,7 +258,7 @@ fn is_given(call: &str, argument: &str) -> bool {
     )
 }
 
-/// What is captured beside what the arguments' own [`decoders`] say.
+/// Returns what is captured beside what the arguments' own [`decoders`] say.
 fn more(call: &Signature) -> Vec<ArgCapture> {
     let of_message = |argument: u8, extent: u8, after: u8, most: u16| ArgCapture {
         argument,
@@ -309,7 +309,7 @@ impl Detail {
     }
 }
 
-/// Whether a call returns a descriptor.
+/// Returns whether a call returns a descriptor.
 fn opens(call: &str) -> bool {
     const OTHERS: [&str; 15] = [
         "creat",
@@ -333,7 +333,7 @@ fn opens(call: &str) -> bool {
     OTHERS.contains(&call) || FAMILIES.iter().any(|family| call.starts_with(family))
 }
 
-/// Where descriptors of a call lead: those that it is given as they are before, the one that it returns.
+/// Returns where descriptors of a call lead: those that it is given as they are before, the one that it returns.
 fn descriptors(call: &Signature) -> Vec<ArgCapture> {
     let capture_of = |argument: u8, after: bool| ArgCapture {
         argument,

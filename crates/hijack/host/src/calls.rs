@@ -53,12 +53,12 @@ pub fn all() -> &'static [Signature] {
     })
 }
 
-/// The call of a name.
+/// Returns the call of a name.
 pub fn named(name: &str) -> Option<&'static Signature> {
     all().iter().find(|signature| signature.name == name)
 }
 
-/// The call of a number.
+/// Returns the call of a number.
 pub fn numbered(number: u32) -> Option<&'static Signature> {
     all().binary_search_by_key(&number, |signature| signature.number).ok().and_then(|index| all().get(index))
 }
@@ -77,12 +77,12 @@ fn argument(text: &'static str) -> Option<Argument> {
 }
 
 impl Argument {
-    /// Whether it is a string, or a buffer of bytes that the kernel calls characters.
+    /// Returns whether it is a string, or a buffer of bytes that the kernel calls characters.
     fn is_text(&self) -> bool {
         matches!(self.kind, "const char *" | "char *")
     }
 
-    /// Whether it is a descriptor.
+    /// Returns whether it is a descriptor.
     pub fn is_descriptor(&self) -> bool {
         const NAMES: [&str; 14] = [
             "fd", "ufd", "epfd", "oldfd", "newfd", "fildes", "out_fd", "in_fd", "fd_in", "fd_out", "fdin",
@@ -91,7 +91,7 @@ impl Argument {
         !self.kind.ends_with('*') && NAMES.contains(&self.name)
     }
 
-    /// Whether it is the descriptor of a directory that a path is relative to.
+    /// Returns whether it is the descriptor of a directory that a path is relative to.
     pub fn is_directory(&self) -> bool {
         self.kind == "int" && self.name.ends_with("dfd")
     }
@@ -122,25 +122,25 @@ const ALSO_PATHS: [(&str, &str); 5] = [
 ];
 
 impl Signature {
-    /// Whether an argument is a path that the call looks up. The content of a symbolic link is none.
+    /// Returns whether an argument is a path that the call looks up. The content of a symbolic link is none.
     pub fn is_path(&self, argument: &Argument) -> bool {
         let content = self.name.starts_with("symlink") && argument.name == "oldname";
         let named = PATHS.contains(&argument.name) || ALSO_PATHS.contains(&(self.name, argument.name));
         argument.is_text() && named && !content
     }
 
-    /// Whether it takes the address of a socket, which may be a path.
+    /// Returns whether it takes the address of a socket, which may be a path.
     pub fn takes_address(&self) -> bool {
         self.shape().address != NO_ARGUMENT
     }
 
-    /// Whether it transfers bytes, as many as it is asked for or fewer.
+    /// Returns whether it transfers bytes, as many as it is asked for or fewer.
     pub fn transfers(&self) -> bool {
         let shape = self.shape();
         shape.count != NO_ARGUMENT || shape.vector != NO_ARGUMENT
     }
 
-    /// Which argument is what.
+    /// Returns which argument is what.
     pub fn shape(&self) -> Shape {
         let mut shape = Shape::NONE;
         let arguments = self.arguments.as_deref().unwrap_or_default();

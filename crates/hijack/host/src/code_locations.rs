@@ -130,7 +130,7 @@ fn place(maps: &[u8], address: usize) -> Option<(&[u8], u64)> {
     None
 }
 
-/// Whether a mapping may be pages of code that were rewritten.
+/// Returns whether a mapping may be pages of code that were rewritten.
 fn is_rewritten(entry: &Entry<'_>) -> bool {
     entry.name.is_empty() && entry.inode == 0 && entry.access == Access::READ | Access::EXECUTE
 }

@@ -38,7 +38,7 @@ pub(crate) enum Names {
 }
 
 impl Names {
-    /// The number, in words.
+    /// Returns the number, in words.
     pub(crate) fn of(self, value: u64) -> String {
         let narrow = value & 0xffff_ffff;
         match self {
@@ -77,7 +77,7 @@ struct Set {
     constants: Vec<(&'static str, u64)>,
 }
 
-/// The set of a name.
+/// Returns the set of a name.
 fn set(name: &str) -> Option<&'static Set> {
     static ALL: OnceLock<HashMap<&'static str, Set>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -103,19 +103,19 @@ fn set(name: &str) -> Option<&'static Set> {
     .get(name)
 }
 
-/// The value of a constant of a set.
+/// Returns the value of a constant of a set.
 pub(crate) fn value(of: &str, name: &str) -> Option<u64> {
     set(of)?.constants.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
 }
 
-/// The names of a set, with their values.
+/// Returns the names of a set, with their values.
 #[cfg(test)]
 pub(crate) fn constants_of(name: &str) -> Option<&'static [(&'static str, u64)]> {
     set(name).map(|set| set.constants.as_slice())
 }
 
 impl Set {
-    /// The value in words. The kernel reads an `int` of most; some flags have 64 bits.
+    /// Returns the value in words. The kernel reads an `int` of most; some flags have 64 bits.
     fn words(&self, value: u64) -> String {
         const WIDE: std::ops::Range<u64> = 1 << 32..1 << 63;
         let wide = self.constants.iter().any(|(_, value)| WIDE.contains(value));

@@ -49,7 +49,7 @@ fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// A descriptor, and where it leads.
+/// Returns a descriptor, and where it leads.
 fn leading(descriptor: u64, path: &[u8]) -> String {
     format!("{}<{}>", signed(descriptor & 0xffff_ffff), escaped(path))
 }
@@ -76,7 +76,7 @@ fn socket_address(bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// What a piece of memory holds.
+/// Returns what a piece of memory holds.
 fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Option<String> {
     let ArgDecoder { capture, arg_type } = decoder;
     let most = usize::from(capture.most);
@@ -157,7 +157,7 @@ fn message(event: &Event, bytes: &[u8]) -> String {
     format!("{{{name}msg_iov={text}{control}}}")
 }
 
-/// The control data of a message, or its beginning: `struct cmsghdr`, one after the other.
+/// Returns the control data of a message, or its beginning: `struct cmsghdr`, one after the other.
 fn control_data(bytes: &[u8]) -> String {
     const HEADER: usize = 16;
     let mut parts = Vec::new();
@@ -203,7 +203,7 @@ fn integer(bytes: &[u8]) -> String {
     }
 }
 
-/// What `wait4` says of a process's end.
+/// Returns what `wait4` says of a process's end.
 fn status(status: i32) -> String {
     if libc::WIFEXITED(status) {
         format!("[exited with {}]", libc::WEXITSTATUS(status))
@@ -217,7 +217,7 @@ fn status(status: i32) -> String {
     }
 }
 
-/// The beginning of a `siginfo_t`.
+/// Returns the beginning of a `siginfo_t`.
 fn signal_information(bytes: &[u8]) -> Option<String> {
     let word = |place: usize| bytes.get(4 * place..)?.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
     let (signal, code) = (word(0)?, word(2)?);
@@ -239,7 +239,8 @@ fn signal_information(bytes: &[u8]) -> Option<String> {
     Some(text + "}")
 }
 
-/// Whether the memory that was looked at for an argument is what it points to: for some calls that depends on another argument.
+/// Returns whether the memory that was looked at for an argument is what it points to: for some calls that depends on
+/// another argument.
 fn is_pointer(call: &Signature, event: &Event, argument: &Argument) -> bool {
     match (call.name, argument.name) {
         ("fcntl", "arg") => {
@@ -292,7 +293,7 @@ fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, 
     }
 }
 
-/// What a call returned that has succeeded: for some, flags or permissions.
+/// Returns what a call returned that has succeeded: for some, flags or permissions.
 fn returned(call: &str, arguments: [u64; 6], result: i64) -> String {
     let value = result.cast_unsigned();
     let flags = |set| format!("{value:#x} (flags {})", Names::Of(set).of(value));
@@ -308,17 +309,17 @@ fn pointer(value: u64) -> String {
     if value == 0 { "NULL".to_owned() } else { format!("{value:#x}") }
 }
 
-/// The name of an error.
+/// Returns the name of an error.
 pub fn error_name(number: i32) -> String {
     Errno::new(number).name().map_or_else(|| format!("error {number}"), str::to_owned)
 }
 
-/// The number of an error's name.
+/// Returns the number of an error's name.
 pub fn error_number(name: &str) -> Option<i32> {
     crate::policy::errno(name).ok()
 }
 
-/// The name of a signal.
+/// Returns the name of a signal.
 pub fn signal_name(number: i32) -> String {
     Names::Signal.of(u64::from(number.cast_unsigned()))
 }
@@ -330,7 +331,7 @@ impl Event {
         known.map_or_else(|| format!("syscall_{}", self.number()), |known| known.name.to_owned())
     }
 
-    /// Its arguments, in words. `whole`: all members of large structures, instead of those that say most.
+    /// Returns its arguments, in words. `whole`: all members of large structures, instead of those that say most.
     pub fn describe(&self, whole: bool) -> Vec<Described> {
         let known = calls::numbered(self.number());
         match known.and_then(|known| Some((known, known.arguments.as_ref()?))) {
@@ -362,13 +363,13 @@ impl Event {
         described
     }
 
-    /// The error that it returned.
+    /// Returns the error that it returned.
     pub fn error(&self) -> Option<i32> {
         let failed = self.state() != State::Entered && (-4095..0).contains(&self.result());
         failed.then(|| i32::try_from(-self.result()).unwrap_or(0))
     }
 
-    /// What it returned, in words.
+    /// Returns what it returned, in words.
     pub fn outcome(&self) -> String {
         const ADDRESSES: [&str; 4] = ["mmap", "brk", "mremap", "shmat"];
         match self.error() {

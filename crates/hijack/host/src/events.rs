@@ -51,7 +51,7 @@ impl Event {
         self.entry.number
     }
 
-    /// What is known of it.
+    /// Returns what is known of it.
     pub fn state(&self) -> State {
         match self.entry.state {
             ENTERED => State::Entered,
@@ -71,7 +71,7 @@ impl Event {
         self.entry.result
     }
 
-    /// The time stamp counter when it began.
+    /// Returns the time stamp counter when it began.
     pub fn start(&self) -> u64 {
         self.entry.start
     }
@@ -81,17 +81,17 @@ impl Event {
         self.entry.ticks
     }
 
-    /// When it was written, as near as is known.
+    /// Returns when it was written, as near as is known.
     fn end(&self) -> u64 {
         self.entry.start.saturating_add(self.entry.ticks)
     }
 
-    /// Which of the policy's rules asked for it, from zero.
+    /// Returns which of the policy's rules asked for it, from zero.
     pub fn rule(&self) -> u32 {
         self.entry.rule
     }
 
-    /// Where it came from, as one number; zero where that was not asked for.
+    /// Returns where it came from, as one number; zero where that was not asked for.
     pub fn site(&self) -> u64 {
         self.entry.site
     }

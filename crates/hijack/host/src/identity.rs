@@ -17,7 +17,7 @@ pub(crate) fn of_thread(thread: libc::pid_t) -> Option<Identity> {
     Some(identity)
 }
 
-/// Whether a thread is in this process's user namespace. One that may not be looked at is not.
+/// Returns whether a thread is in this process's user namespace. One that may not be looked at is not.
 fn shares_namespace(thread: libc::pid_t) -> bool {
     static OWN: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
     let read = |path: String| fs::read_link(Path::new(&path)).ok();

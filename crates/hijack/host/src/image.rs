@@ -58,7 +58,7 @@ fn index(value: u64) -> Result<usize> {
 }
 
 impl Image {
-    /// The image that this program carries.
+    /// Returns the image that this program carries.
     pub(crate) fn embedded() -> Result<Self> {
         let elf = ElfFile64::<Endianness>::parse(ELF).map_err(broken)?;
         let endian = elf.endian();
@@ -109,7 +109,7 @@ impl Image {
         Ok(image)
     }
 
-    /// How many of these fill pages that nothing else is in: all of the code.
+    /// Returns how many of these fill pages that nothing else is in: all of the code.
     pub(crate) fn shareable(&self) -> usize {
         index(PAGE).map_or(0, |page| self.split / page * page)
     }
@@ -119,13 +119,13 @@ impl Image {
         self.bytes.get(..self.split).unwrap_or(&[])
     }
 
-    /// The first of these: the ELF header, and what names the build.
+    /// Returns the first of these: the ELF header, and what names the build.
     pub(crate) fn first_page(&self) -> &[u8] {
         let page = index(PAGE).unwrap_or(0);
         self.fixed().get(..page).unwrap_or(&[])
     }
 
-    /// What follows these at an address, with room behind it up to `end`, and the entries there.
+    /// Returns what follows these at an address, with room behind it up to `end`, and the entries there.
     pub(crate) fn placed(&self, base: u64, end: usize) -> (Vec<u8>, Entries) {
         let mut bytes = self.bytes[self.split..].to_vec();
         bytes.resize(end.max(self.bytes.len()) - self.split, 0);

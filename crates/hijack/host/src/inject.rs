@@ -123,7 +123,7 @@ pub(crate) fn inject(
     detached
 }
 
-/// Which signals the process was sent meanwhile.
+/// Returns which signals the process was sent meanwhile.
 fn prepare(
     tracee: &mut Tracee,
     (mask, trappable): (u64, bool),
@@ -161,7 +161,7 @@ fn prepare(
     Ok(puppet.late)
 }
 
-/// Whether programs may read `fs` without the kernel, and have the instruction that hashes it.
+/// Returns whether programs may read `fs` without the kernel, and have the instruction that hashes it.
 fn may_read_fs() -> bool {
     /// `HWCAP2_FSGSBASE` of `asm/hwcap2.h`.
     const FSGSBASE: u64 = 1 << 1;
@@ -170,8 +170,8 @@ fn may_read_fs() -> bool {
     allowed && std::arch::is_x86_feature_detected!("sse4.2")
 }
 
-/// Where a signal frame has PKRU, from the beginning of the extended state in it; zero where the kernel uses no
-/// protection keys.
+/// Returns where a signal frame has PKRU, from the beginning of the extended state in it; zero where the kernel uses
+/// no protection keys.
 fn protection_keys() -> u32 {
     /// `OSPKE` in leaf 7: the kernel has switched them on.
     const OSPKE: u32 = 1 << 4;
@@ -341,8 +341,8 @@ fn furnish(
     Ok(entries)
 }
 
-/// Which services are on in a process: numbers of users may change where nobody has said yet what they are in its
-/// namespace.
+/// Returns which services are on in a process: numbers of users may change where nobody has said yet what they are in
+/// its namespace.
 fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
     let bits = settings.policy.services().bits();
     if bits & service::USER == 0 {

@@ -29,7 +29,7 @@ impl<'a> Decodings<'a> {
         Self { code, lengths }
     }
 
-    /// Whether every reading arrives at a place.
+    /// Returns whether every reading arrives at a place.
     #[cfg(test)]
     pub(crate) fn agree_on(&self, place: usize) -> bool {
         self.agree_unless(place, &|_, _| false)

@@ -53,44 +53,44 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether calls are counted: see [`Hijack::counts`].
+    /// Sets whether calls are counted: see [`Hijack::counts`].
     #[must_use]
     pub fn counted(mut self, counted: bool) -> Self {
         self.counted = counted;
         self
     }
 
-    /// Whether calls and their errors are timed and counted, which costs some 50 ns a call.
+    /// Sets whether calls and their errors are timed and counted, which costs some 50 ns a call.
     #[must_use]
     pub fn timed(mut self, timed: bool) -> Self {
         self.timed = timed;
         self
     }
 
-    /// Whether hot sites are rewritten; else all calls are dispatched by the kernel.
+    /// Sets whether hot sites are rewritten; else all calls are dispatched by the kernel.
     #[must_use]
     pub fn patch(mut self, patch: bool) -> Self {
         self.patch = patch;
         self
     }
 
-    /// What is done with calls: see [`crate::policy`].
+    /// Sets what is done with calls: see [`crate::policy`].
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// Whether a policy that [denies](Policy::denies) something refuses what it cannot be applied to: programs that
-    /// cannot be followed, calls newer than this version knows, io_uring where the policy names paths or addresses.
-    /// Else there is a warning about such programs.
+    /// Sets whether a policy that [denies](Policy::denies) something refuses what it cannot be applied to: programs
+    /// that cannot be followed, calls newer than this version knows, io_uring where the policy names paths or
+    /// addresses. Else there is a warning about such programs.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
         self
     }
 
-    /// How many calls of one site are dispatched before it is rewritten.
+    /// Sets how many calls of one site are dispatched before it is rewritten.
     #[must_use]
     pub fn threshold(mut self, calls: u32) -> Self {
         self.threshold = calls.max(1);
@@ -257,7 +257,7 @@ impl Hijack {
         }
     }
 
-    /// What was counted so far, of all tracees.
+    /// Returns what was counted so far, of all tracees.
     pub fn counts(&self) -> Counts {
         Counts::of(&self.segment.users())
     }
@@ -272,7 +272,7 @@ impl Hijack {
         self.segment.first().journal_id()
     }
 
-    /// How often each rule of the policy fitted a call, and how often it acted.
+    /// Returns how often each rule of the policy fitted a call, and how often it acted.
     pub fn rule_hits(&self) -> Vec<(u64, u64)> {
         let users = self.segment.users();
         let of = |index: usize| {
@@ -283,7 +283,8 @@ impl Hijack {
         (0..self.segment.first().page().rules.len()).map(of).collect()
     }
 
-    /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
+    /// Returns where the kernel has what a program sees at a path, by the descriptors of a process that holds the
+    /// mounts.
     fn seen(&self, path: &Path, holder: u32) -> PathBuf {
         let whole = archive::joined(&env::current_dir().unwrap_or_default(), path);
         let mounted = self.mounted.get().map(|mounted| &**mounted).unwrap_or_default();
@@ -439,7 +440,7 @@ fn block_signals() -> u64 {
     before
 }
 
-/// Whether SIGTRAP is ignored here, and so will be in the program.
+/// Returns whether SIGTRAP is ignored here, and so will be in the program.
 fn ignores_trap() -> bool {
     // SAFETY: zeros are a valid `sigaction`, into which the kernel writes.
     unsafe {

@@ -89,7 +89,7 @@ impl Policy {
         }
     }
 
-    /// The same, but only where a path of the call matches one of these patterns.
+    /// Returns the same policy, but only where a path of the call matches one of these patterns.
     #[must_use]
     pub fn about(mut self, patterns: &[String]) -> Self {
         for compiled in &mut self.rules {
@@ -98,7 +98,7 @@ impl Policy {
         self
     }
 
-    /// The same, telling so much of each call.
+    /// Returns the same policy, which logs so much of each call.
     #[must_use]
     pub fn detailed(mut self, detail: Detail) -> Self {
         self.detail = detail;
@@ -140,14 +140,14 @@ impl Policy {
         self
     }
 
-    /// The same rules, with these services.
+    /// Returns the same rules, with these services.
     #[must_use]
     pub fn with_services(mut self, services: Services) -> Self {
         self.services = services;
         self
     }
 
-    /// Which calls are answered by executives themselves.
+    /// Returns which calls are answered by executives themselves.
     pub fn services(&self) -> &Services {
         &self.services
     }
@@ -157,7 +157,7 @@ impl Policy {
         self.manager.as_ref()
     }
 
-    /// Whether some rule tells of calls.
+    /// Returns whether some rule tells of calls.
     pub fn tells(&self) -> bool {
         self.rules.iter().any(|compiled| compiled.rule.log != 0)
     }

@@ -25,7 +25,7 @@ const MOV: usize = 5;
 /// Nobody's memory ends there.
 const PAGE_ZERO: i64 = 4096;
 
-/// How to rewrite the site whose `syscall` ends this code, if that can be shown to be safe.
+/// Returns how to rewrite the site whose `syscall` ends this code, if that can be shown to be safe.
 pub(crate) fn plan(code: &[u8; CODE]) -> Option<RewritePlan> {
     let end = CODE - SYSCALL;
     if code[end..] != [0x0f, 0x05] {
@@ -53,10 +53,10 @@ pub(crate) fn plan(code: &[u8; CODE]) -> Option<RewritePlan> {
     shorter
 }
 
-/// Whether these bytes, of which the last five are a `mov $number,%eax`, cannot be a longer instruction that ends with them:
-/// it would name memory by rax, and leave that register as it is; and with the call's number in it (which is looked at before
-/// a site is rewritten) that is memory in page zero. So it looks before glibc's `getuid` and its like, where the zeros of a
-/// `nop` and the first byte of the `mov` seem to be an `add` to memory.
+/// Returns whether these bytes, of which the last five are a `mov $number,%eax`, cannot be a longer instruction that
+/// ends with them: it would name memory by rax, and leave that register as it is; and with the call's number in it
+/// (which is looked at before a site is rewritten) that is memory in page zero. So it looks before glibc's `getuid`
+/// and its like, where the zeros of a `nop` and the first byte of the `mov` seem to be an `add` to memory.
 fn faults(code: &[u8; CODE], from: usize, to: usize) -> bool {
     let (Some(bytes), Some([0xb8, number @ ..])) = (code.get(from..to), code.get(to - MOV..to)) else {
         return false;
@@ -85,7 +85,7 @@ fn writes_rax(instruction: &Instruction) -> bool {
     })
 }
 
-/// How each instruction moves. `None` where one must stay, or there are too many.
+/// Returns how each instruction moves. `None` where one must stay, or there are too many.
 fn moves(instructions: &[(Instruction, usize)]) -> Option<Vec<MovedInstruction>> {
     let steps: Option<Vec<MovedInstruction>> =
         instructions.iter().map(|(one, offset)| step(one, *offset)).collect();
@@ -172,7 +172,8 @@ fn constant(instruction: &Instruction) -> Option<u16> {
     .filter(|number| *number != u16::MAX)
 }
 
-/// Whether instructions from the first jump pad on do without what a `syscall` overwrites, and go on to the site.
+/// Returns whether instructions from the first jump pad on do without what a `syscall` overwrites, and go on to the
+/// site.
 fn bears_jump_pads(plan: &RewritePlan, instructions: &[(Instruction, usize)]) -> bool {
     let Some(first) = plan.jump_pads()[0] else { return true };
     let mut factory = InstructionInfoFactory::new();

@@ -77,7 +77,7 @@ impl UserMemory {
         self.journal.id
     }
 
-    /// How many processes are attached. `None` where that is not known.
+    /// Returns how many processes are attached. `None` where that is not known.
     pub(crate) fn attached(&self) -> Option<u64> {
         self.page.status().map(|status| status.shm_nattch)
     }
@@ -99,7 +99,7 @@ impl SharedSegment {
         Ok(Self { verdicts, users: Mutex::new(vec![Arc::clone(&first)]), first })
     }
 
-    /// The memory of the first program.
+    /// Returns the memory of the first program.
     pub(crate) fn first(&self) -> &UserMemory {
         &self.first
     }
@@ -225,7 +225,7 @@ impl<T> Attached<T> {
             .ok_or(error)
     }
 
-    /// A fresh segment of zeros with these permissions, marked for removal.
+    /// Returns a fresh segment of zeros with these permissions, marked for removal.
     ///
     /// # Safety
     /// `T` consists of atomics, of which zeros are valid.

@@ -37,7 +37,7 @@ enum Kind {
     Other,
 }
 
-/// The structure of a name.
+/// Returns the structure of a name.
 pub(crate) fn named(name: &str) -> Option<&'static Structure> {
     static ALL: OnceLock<HashMap<&'static str, Structure>> = OnceLock::new();
     ALL.get_or_init(|| STRUCTURES.lines().filter(|line| !line.starts_with('#')).filter_map(parsed).collect())

@@ -369,7 +369,7 @@ impl Asked {
         }
     }
 
-    /// Whether this is the thread that asks; else, or where it cannot be looked at, not.
+    /// Returns whether this is the thread that asks; else, or where it cannot be looked at, not.
     ///
     /// # Errors
     /// The number of the error with which its memory could not be read.
@@ -408,7 +408,7 @@ impl Asked {
     }
 }
 
-/// Whether tracing a program leaves it the privileges that it gains: where the tracer could have them anyway.
+/// Returns whether tracing a program leaves it the privileges that it gains: where the tracer could have them anyway.
 fn may_trace_the_privileged() -> bool {
     const CAP_SYS_PTRACE: u32 = 19;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

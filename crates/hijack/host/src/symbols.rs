@@ -18,13 +18,13 @@ use object::{Endianness, ReadCache};
 use crate::error::Result;
 use crate::image::{self, Image, PAGE};
 
-/// The image as an ELF file, with its symbols, lines and frames.
+/// Returns the image as an ELF file, with its symbols, lines and frames.
 #[must_use]
 pub fn symbols() -> &'static [u8] {
     image::ELF
 }
 
-/// Where the executive's image is in a process; `None` if there is none.
+/// Returns where the executive's image is in a process; `None` if there is none.
 ///
 /// # Errors
 /// The process cannot be looked at.
@@ -35,7 +35,7 @@ pub fn in_process(process: u32) -> io::Result<Option<u64>> {
     find(&memory, starts.map(|start| (start, start))).map_err(io::Error::other)
 }
 
-/// Where the executive's image lay in a process, by its core dump; `None` if there was none.
+/// Returns where the executive's image lay in a process, by its core dump; `None` if there was none.
 ///
 /// # Errors
 /// The file cannot be read, or is no core dump.

@@ -44,12 +44,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// How often it was called.
+    /// Returns how often it was called.
     pub fn total(&self) -> u64 {
         self.dispatched.saturating_add(self.patched)
     }
 
-    /// How many of its calls were timed.
+    /// Returns how many of its calls were timed.
     pub fn timed(&self) -> u64 {
         self.buckets.iter().copied().fold(0, u64::saturating_add)
     }

@@ -28,7 +28,7 @@ impl Event {
     }
 }
 
-/// A call's number and arguments. A thread that runs, or waits for something else, has none.
+/// Returns a call's number and arguments. A thread that runs, or waits for something else, has none.
 fn parsed(text: &str) -> Option<(u32, [u64; 6])> {
     let mut words = text.split_ascii_whitespace();
     let number = words.next()?.parse().ok()?;
@@ -62,7 +62,7 @@ fn capture(entry: &mut Entry, call: &Signature) {
     }
 }
 
-/// How much memory an argument means; none where that takes more than a look.
+/// Returns how much memory an argument means; none where that takes more than a look.
 fn length(capture: &ArgCapture, by: u64) -> usize {
     let (size, most) = (u64::from(capture.size), u64::from(capture.most));
     let length = match capture.extent {

@@ -12,7 +12,7 @@ use crate::policy::{Policy, Strictness};
 const STANDARD_ERROR: libc::c_int = 2;
 
 impl Policy {
-    /// What becomes of programs to which this policy cannot be applied.
+    /// Returns what becomes of programs to which this policy cannot be applied.
     pub(crate) fn treatment(&self, strictness: Strictness) -> u64 {
         match (self.denies(), strictness.strict) {
             (false, _) => PASS,

@@ -80,7 +80,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether a process shares memory with a supervisor: only what an executive's code is in stays when it leaves.
+/// Returns whether a process shares memory with a supervisor: only what an executive's code is in stays when it
+/// leaves.
 fn has_executive(pid: &str) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines().any(|line| line.contains("/SYSV") && line.contains(" rw-s "))

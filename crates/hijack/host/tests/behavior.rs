@@ -41,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What others can see of a program: output, and how it ended.
+/// Returns what others can see of a program: output, and how it ended.
 fn seen(output: &Output) -> (String, String, Option<i32>, Option<i32>) {
     (
         text(&output.stdout),
@@ -68,7 +68,7 @@ fn assert_same_in(ways: &[&[&str]], words: &[&str]) {
     }
 }
 
-/// Whether a program is installed; says so if it is not.
+/// Returns whether a program is installed; says so if it is not.
 fn installed(program: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).exists()));
@@ -276,7 +276,7 @@ fn counts(report: &serde_json::Value) -> BTreeMap<String, u64> {
     calls.map(|call| (call["call"].as_str().unwrap().to_owned(), call["calls"].as_u64().unwrap())).collect()
 }
 
-/// What strace sees: one line for each call, after the number of the thread.
+/// Returns what strace sees: one line for each call, after the number of the thread.
 fn oracle(words: &[&str]) -> BTreeMap<String, u64> {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");

@@ -41,7 +41,7 @@ fn of(file: &str) -> Option<BTreeSet<String>> {
     Some(found)
 }
 
-/// Whether a word is the name of a file of tests, or of a test in one.
+/// Returns whether a word is the name of a file of tests, or of a test in one.
 fn is_test(word: &str) -> bool {
     let (file, test) = word.split_once("::").unwrap_or((word, ""));
     !test.is_empty() || LISTED.iter().chain(&OTHERS).any(|known| *known == file)

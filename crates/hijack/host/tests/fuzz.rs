@@ -28,7 +28,7 @@ fn compile(directory: &Path, flags: &[&str]) -> String {
     tracee.to_str().unwrap().to_owned()
 }
 
-/// What the tracee says that it called.
+/// Returns what the tracee says that it called.
 fn told(output: &str) -> BTreeMap<u64, u64> {
     let numbers = output.lines().map(|line| {
         let (number, count) = line.split_once(' ').unwrap();
@@ -69,7 +69,7 @@ fn run(tracee: &str, seed: u64, rounds: &str, options: &[&str]) {
     }
 }
 
-/// How many seeds: `ORRERY_CASES`, or a few.
+/// Returns how many seeds: `ORRERY_CASES`, or a few.
 fn seeds() -> Vec<u64> {
     let cases = std::env::var("ORRERY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(4);
     let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();

@@ -21,7 +21,7 @@ const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "-c", "
 /// The same, each call being told besides.
 const ALL_WAYS: [&[&str]; 4] = [WAYS[0], WAYS[1], WAYS[2], &["trace", "-o", "/dev/null"]];
 
-/// The program of `hostile.c`, in a directory of its own.
+/// Returns the program of `hostile.c`, in a directory of its own.
 fn hostile(directory: &Path) -> PathBuf {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/hostile.c");
     let flags =
@@ -53,7 +53,7 @@ fn assert_same(ways: &[&[&str]], cases: &[&str]) {
     assert_same_in(ways, cases, seen);
 }
 
-/// The same, as far as `look` shows.
+/// Returns the same, as far as `look` shows.
 fn assert_same_in<T: PartialEq + std::fmt::Debug>(
     ways: &[&[&str]],
     cases: &[&str],
@@ -273,7 +273,7 @@ fn a_tracee_executes_a_program_of_another_architecture() {
     assert!(report.contains("it is no x86-64 program"), "{report}");
 }
 
-/// Whether the debugger is installed; says so if not.
+/// Returns whether the debugger is installed; says so if not.
 fn no_debugger() -> bool {
     facility::is_missing() || !orrery_testing::is_there("gdb")
 }

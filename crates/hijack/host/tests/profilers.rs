@@ -128,7 +128,7 @@ fn profiles_of_go_programs_are_the_same() {
     }
 }
 
-/// The frames of a Java program's threads, by thread.
+/// Returns the frames of a Java program's threads, by thread.
 fn frames(executive: bool, directory: &Path) -> BTreeMap<String, Vec<String>> {
     let class = directory.to_str().unwrap();
     let tracee = Running::start(executive, &["java", "-XX:-UsePerfData", "-cp", class, "Blocked"]);

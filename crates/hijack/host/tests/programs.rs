@@ -144,7 +144,7 @@ struct Program {
 }
 
 impl Program {
-    /// Where the script's programs are installed; says so where they are not.
+    /// Returns where the script's programs are installed; says so where they are not.
     fn find(name: &str) -> Option<Self> {
         if facility::is_missing() {
             return None;

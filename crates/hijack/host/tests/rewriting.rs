@@ -26,7 +26,7 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Whether a way to call prints the same in all ways to run; gives how many sites were rewritten in the last.
+/// Returns whether a way to call prints the same in all ways to run; gives how many sites were rewritten in the last.
 fn rewritten_sites(case: &str) -> Option<u64> {
     if facility::is_missing() {
         return None;

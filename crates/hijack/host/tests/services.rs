@@ -34,7 +34,7 @@ fn run(options: &[&str], words: &[&str]) -> Output {
     command.arg("run").args(options).arg("--").args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What others can see of a program.
+/// Returns what others can see of a program.
 fn seen(output: &Output) -> (String, String, Option<i32>) {
     (text(&output.stdout), text(&output.stderr), output.status.code())
 }
@@ -112,7 +112,7 @@ fn who_a_process_is_is_never_told_wrongly() {
     }
 }
 
-/// How many `getpid` the kernel sees of a program that makes 1000.
+/// Returns how many `getpid` the kernel sees of a program that makes 1000.
 fn performed(options: &[&str]) -> Option<usize> {
     let script = "import os\nos.getpid()\ninput()\nfor _ in range(1000): os.getpid()";
     let mut program = Command::new(*ORRERY);

@@ -38,7 +38,7 @@ fn traced(script: &str, environment: &[(&str, &str)]) -> (String, serde_json::Va
     (String::from_utf8(output.stdout).unwrap(), report)
 }
 
-/// Where code of the executive is, as `/proc/PID/maps` has it: numbers of segments.
+/// Returns where code of the executive is, as `/proc/PID/maps` has it: numbers of segments.
 fn shared_code(maps: &str) -> Vec<&str> {
     let shared = maps.lines().filter(|line| line.contains(" r-xs ") && line.contains("/SYSV"));
     shared.map(|line| line.split_ascii_whitespace().nth(4).unwrap()).collect()
@@ -129,7 +129,7 @@ impl Crowd {
         crowd
     }
 
-    /// What the programs said, and the report.
+    /// Returns what the programs said, and the report.
     fn end(mut self) -> (String, serde_json::Value) {
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();
@@ -159,7 +159,7 @@ fn await_that(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Whether all threads of a process are stopped.
+/// Returns whether all threads of a process are stopped.
 fn is_stopped(process: i32) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().filter_map(|entry| entry.ok());
     let state = |path: &std::path::Path| {
@@ -174,7 +174,7 @@ fn signal(process: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
 
-/// How many children of a process sleep.
+/// Returns how many children of a process sleep.
 fn waiting_children(of: u32) -> u64 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok());
     let sleeps = |path: &std::path::Path| {

@@ -41,7 +41,7 @@ pub struct Automaton<'a> {
 }
 
 impl<'a> Automaton<'a> {
-    /// The automaton in these words. `None` where there is none.
+    /// Returns the automaton in these words. `None` where there is none.
     pub fn new(words: &'a [u64]) -> Option<Self> {
         let (head, rest) = words.split_at_checked(size_of::<Head>() / 8)?;
         // SAFETY: a head is integers, and takes so many words.
@@ -60,7 +60,7 @@ impl<'a> Automaton<'a> {
         self.next.get(at).copied().unwrap_or(DEAD)
     }
 
-    /// What fits a path that ends in this state.
+    /// Returns what fits a path that ends in this state.
     pub fn fits(&self, state: u16) -> u64 {
         self.fits.get(usize::from(state)).copied().unwrap_or(0)
     }

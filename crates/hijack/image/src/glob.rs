@@ -5,12 +5,12 @@
 /// Separates patterns in one text.
 pub const SEPARATOR: u8 = 0;
 
-/// Whether a text is what one of these patterns says.
+/// Returns whether a text is what one of these patterns says.
 pub fn any_matches(patterns: &[u8], text: &[u8]) -> bool {
     patterns.split(|byte| *byte == SEPARATOR).any(|pattern| matches(pattern, text))
 }
 
-/// Whether a text is what a pattern says. Takes no memory, and time in the product of both lengths at most.
+/// Returns whether a text is what a pattern says. Takes no memory, and time in the product of both lengths at most.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     // Where to go on if what follows a star does not fit: behind the star, and how far it reaches.
@@ -58,7 +58,8 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// How much of a pattern stands for itself, up to and without the slash before the first star or question mark.
+/// Returns how much of a pattern stands for itself, up to and without the slash before the first star or question
+/// mark.
 pub fn literal(pattern: &[u8]) -> usize {
     match pattern.iter().position(|byte| matches!(byte, b'*' | b'?')) {
         None => pattern.len(),

@@ -47,7 +47,8 @@ pub struct Slot {
 /// How many words an entry has.
 pub const WORDS: usize = size_of::<Entry>() / 8;
 
-/// What the stamp of a ticket's slot is when the ticket may write: twice its turn around the ring. One more: written.
+/// Returns what the stamp of a ticket's slot is when the ticket may write: twice its turn around the ring. One more:
+/// written.
 pub const fn stamp_of(ticket: u64) -> u64 {
     ticket / ENTRIES as u64 * 2
 }
@@ -114,7 +115,7 @@ impl Entry {
         data: [0; DATA],
     };
 
-    /// The entry as words.
+    /// Returns the entry as words.
     pub fn words(&self) -> &[u64; WORDS] {
         // SAFETY: a structure of integers without padding, aligned for words and as large as so many.
         unsafe { &*core::ptr::from_ref(self).cast() }

@@ -130,7 +130,7 @@ pub const faccessat2: u64 = 439;
 /// How many system calls have a row of their own in tables; all numbers from here on share one more row.
 pub const CALLS: usize = 512;
 
-/// Whether the executive does anything but pass such a call on.
+/// Returns whether the executive does anything but pass such a call on.
 pub const fn is_special(number: u64) -> bool {
     matches!(
         number,
@@ -167,12 +167,12 @@ pub const fn is_special(number: u64) -> bool {
     ) || changes_identity(number)
 }
 
-/// Whether the thread may act as another user afterwards.
+/// Returns whether the thread may act as another user afterwards.
 pub const fn changes_identity(number: u64) -> bool {
     matches!(number, setuid | setgid | setreuid | setregid | setresuid | setresgid | capset | unshare | setns)
 }
 
-/// Whether what the executive does needs the signal frame of a dispatch: all registers, or none of the stack.
+/// Returns whether what the executive does needs the signal frame of a dispatch: all registers, or none of the stack.
 pub const fn needs_frame(number: u64) -> bool {
     matches!(
         number,

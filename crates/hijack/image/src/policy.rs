@@ -210,7 +210,7 @@ pub mod unfollowed {
     /// How a warning ends.
     pub const WARNED: &str = "; it runs without the policy\n";
 
-    /// The parts of the message about it, for this treatment.
+    /// Returns the parts of the message about it, for this treatment.
     pub const fn message(treatment: u64, reason: &str) -> [&str; 3] {
         [PROBLEM, reason, if treatment == REFUSE { REFUSED } else { WARNED }]
     }

@@ -107,7 +107,7 @@ pub const fn state(tag: u32, thread: u32) -> u32 {
     tag | thread << TAG_BITS
 }
 
-/// Which of [`CLAIMED`] and so on a state is.
+/// Returns which of [`CLAIMED`] and so on a state is.
 pub const fn tag(state: u32) -> u32 {
     state & TAG
 }
@@ -240,7 +240,7 @@ pub fn release(requests: &Requests, place: &Request, now: u32, futex: &impl Fute
     true
 }
 
-/// Whether there is no supervisor any more, or, after so many waits, never was.
+/// Returns whether there is no supervisor any more, or, after so many waits, never was.
 pub fn supervisor_is_gone(requests: &Requests, waits: u32) -> bool {
     let supervisor_alive = requests.supervisor_alive.load(Acquire);
     supervisor_alive & DEAD != 0 || supervisor_alive == 0 && waits >= LIMIT

@@ -56,7 +56,7 @@ pub struct MovedInstruction {
 }
 
 impl MovedInstruction {
-    /// How many bytes it takes once it has moved.
+    /// Returns how many bytes it takes once it has moved.
     pub fn moved(&self) -> usize {
         match self.kind {
             Move::Branch => 6,
@@ -80,8 +80,8 @@ const MAGIC: u8 = 0xa5;
 const BRANCH: u8 = 0xff;
 
 impl RewritePlan {
-    /// A plan of these steps, the first at the window's start. `None` where a plan cannot be like that: too many steps, too
-    /// few bytes for the jump, or jump pads that do not fit.
+    /// Returns a plan of these steps, the first at the window's start. `None` where a plan cannot be like that: too
+    /// many steps, too few bytes for the jump, or jump pads that do not fit.
     pub fn new(number: Option<u16>, steps: &[MovedInstruction]) -> Option<Self> {
         let mut plan = Self { number, steps: [NONE; INSTRUCTIONS], count: steps.len() };
         plan.steps.get_mut(..steps.len())?.copy_from_slice(steps);
@@ -92,7 +92,7 @@ impl RewritePlan {
             .then_some(plan)
     }
 
-    /// The steps, first to last.
+    /// Returns the steps, first to last.
     pub fn steps(&self) -> &[MovedInstruction] {
         self.steps.get(..self.count).unwrap_or(&[])
     }
@@ -102,7 +102,7 @@ impl RewritePlan {
         self.steps().iter().map(|step| usize::from(step.length)).sum()
     }
 
-    /// Whether an instruction starts so many bytes behind the window's start.
+    /// Returns whether an instruction starts so many bytes behind the window's start.
     fn starts(&self, at: usize) -> bool {
         let mut position = 0;
         self.steps().iter().any(|step| {
@@ -112,15 +112,15 @@ impl RewritePlan {
         })
     }
 
-    /// Where instructions begin within the jump.
+    /// Returns where instructions begin within the jump.
     pub fn jump_pads(&self) -> [Option<usize>; JUMP_PADS] {
         let mut found = (1..JUMP).filter(|at| self.starts(*at));
         // Adjacent ones are no plan: see `new`.
         [found.next(), found.next()]
     }
 
-    /// What takes the place of the window's first bytes, and how many that are. `None` where the jump pads ask for another
-    /// distance.
+    /// Returns what takes the place of the window's first bytes, and how many that are. `None` where the jump pads
+    /// ask for another distance.
     pub fn jump(&self, distance: i32) -> Option<([u8; JUMP + 1], usize)> {
         let [a, b, c, d] = distance.to_le_bytes();
         let mut bytes = [0xe9, a, b, c, d, 0];
@@ -140,7 +140,7 @@ impl RewritePlan {
         Some((bytes, length))
     }
 
-    /// Which bits of the jump's distance the jump pads want, and how.
+    /// Returns which bits of the jump's distance the jump pads want, and how.
     pub fn distance_constraint(&self) -> (u32, u32) {
         let (mut mask, mut value) = (0, 0);
         for at in self.jump_pads().into_iter().flatten() {

@@ -84,7 +84,7 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// Where a verdict may be.
+    /// Returns where a verdict may be.
     pub fn places(&self, hash: u64) -> impl Iterator<Item = &Verdict> {
         // The index takes bits that the hash's mark does not.
         let first = (hash >> 8 & 0xffff_ffff) as usize;
@@ -136,7 +136,7 @@ impl ThreadCounters {
 }
 
 impl SharedPage {
-    /// The row of a system call.
+    /// Returns the row of a system call.
     pub fn row(&self, number: u64) -> &Calls {
         let index = usize::try_from(number).unwrap_or(CALLS).min(CALLS);
         self.calls.get(index).unwrap_or(&self.calls[CALLS])
@@ -144,7 +144,7 @@ impl SharedPage {
 }
 
 impl Calls {
-    /// The bucket for a duration.
+    /// Returns the bucket for a duration.
     pub const fn bucket(ticks: u64) -> usize {
         let bits = (u64::BITS - (ticks >> FIRST_BUCKET).leading_zeros()) as usize;
         if bits < BUCKETS { bits } else { BUCKETS - 1 }

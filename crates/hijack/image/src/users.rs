@@ -29,12 +29,13 @@ impl Identity {
         self.capabilities >> capability & 1 != 0
     }
 
-    /// Whether both share memory: they could trace each other.
+    /// Returns whether both share memory: they could trace each other.
     pub fn shares_with(&self, other: &Self) -> bool {
         self == other || self.may(CAP_SYS_PTRACE) && other.may(CAP_SYS_PTRACE)
     }
 
-    /// Whether a process that acts like this may become `home` again, so that it has not given up what it had there.
+    /// Returns whether a process that acts like this may become `home` again, so that it has not given up what it had
+    /// there.
     pub fn may_return_to(&self, home: &Self) -> bool {
         if home.may(CAP_SYS_PTRACE) {
             return self.may(CAP_SYS_PTRACE);

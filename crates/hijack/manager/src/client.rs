@@ -99,7 +99,7 @@ impl Client {
         self.ask_with(request, &[]).map(|(reply, _)| reply)
     }
 
-    /// The same, with descriptors both ways.
+    /// Sends a request, with descriptors both ways.
     ///
     /// # Errors
     /// As of [`ask`](Self::ask).

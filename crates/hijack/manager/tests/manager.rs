@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 const NOBODY: u32 = 65534;
 
-/// How programs that the tests start run without a manager: as the tests do.
+/// Returns how programs that the tests start run without a manager: as the tests do.
 fn native() -> Scheduling {
     scheduling::get(0).unwrap()
 }

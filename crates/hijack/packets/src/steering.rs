@@ -90,7 +90,7 @@ impl Steering {
 }
 
 impl State {
-    /// Whether it lost what its filter did not drop, or is about to.
+    /// Returns whether it lost what its filter did not drop, or is about to.
     ///
     /// A filter's drops and others are one number in the kernel. While the rate is not zero, a full queue alone is counted.
     fn suffers(&mut self, load: &Load) -> bool {

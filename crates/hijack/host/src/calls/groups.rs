@@ -209,7 +209,7 @@ pub fn group(word: &str) -> Option<Vec<&'static Signature>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// What to say of a word that means no call.
+/// Returns what to say of a word that means no call.
 pub fn no_such_call(word: &str) -> String {
     let lists: Vec<_> = LISTS.iter().map(|(name, _)| *name).collect();
     format!(

@@ -189,7 +189,7 @@ fn wait_for_halt_at_rest(tracee: &Tracee, deadline: Instant) -> Result<Option<()
     }
 }
 
-/// Whether a thread is about to take a SIGSYS.
+/// Returns whether a thread is about to take a SIGSYS.
 fn has_signal(tracee: &Tracee) -> bool {
     let pending = status_field(tracee.pid(), "SigPnd:");
     let pending = pending.and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);

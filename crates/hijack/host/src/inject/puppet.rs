@@ -71,7 +71,7 @@ impl Puppet<'_> {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Whether a signal can be one that was sent; it is kept for later then.
+    /// Returns whether a signal can be one that was sent; it is kept for later then.
     fn is_late(&mut self, signal: libc::c_int) -> bool {
         let place = LATE.iter().position(|late| *late == signal).and_then(|index| self.late.get_mut(index));
         place.map(|place| *place = true).is_some()

@@ -56,7 +56,7 @@ impl Pattern {
         }
     }
 
-    /// Where a byte leads to from a place.
+    /// Returns where a byte leads to from a place.
     fn step(&self, at: usize, byte: u8) -> Option<usize> {
         match *self.pieces.get(at)? {
             Piece::Byte(wanted) => (wanted == byte).then_some(at + 1),
@@ -66,14 +66,14 @@ impl Pattern {
         }
     }
 
-    /// Whether a path that ends there fits: `/dir/**` is `/dir`, too.
+    /// Returns whether a path that ends there fits: `/dir/**` is `/dir`, too.
     fn fits(&self, at: usize) -> bool {
         matches!(self.pieces.get(at..), Some([] | [Piece::Byte(b'/'), Piece::All]))
     }
 }
 
-/// The automaton of some lists of patterns, with separators between them. `None` where there are no lists, too many, or
-/// where it would be too large.
+/// Returns the automaton of some lists of patterns, with separators between them. `None` where there are no lists,
+/// too many, or where it would be too large.
 pub(super) fn compile(lists: &[&[u8]]) -> Option<Vec<u8>> {
     if lists.is_empty() || lists.len() > LISTS {
         return None;

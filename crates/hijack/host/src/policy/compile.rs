@@ -72,8 +72,8 @@ pub(crate) fn closing(given: &[Compiled]) -> Vec<Compiled> {
 }
 
 impl Compiled {
-    /// Whether it keeps something from a program: it has calls fail, and not only now and then, as one that injects
-    /// faults does.
+    /// Returns whether it keeps something from a program: it has calls fail, and not only now and then, as one that
+    /// injects faults does.
     pub(crate) fn denies(&self) -> bool {
         let Rule { action, value, site, every, after, times, .. } = self.rule;
         action == action::ANSWER && value < 0 && site == 0 && every <= 1 && after == 0 && times == 0
@@ -234,7 +234,7 @@ fn patterns(list: &Spanned<Words>, each: impl Fn(&str) -> Result<String, String>
     Ok(patterns)
 }
 
-/// What the rule does.
+/// Compiles what the rule does.
 fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> Result<(), Fault> {
     let rule = &mut compiled.rule;
     let mut decided: Option<&str> = None;

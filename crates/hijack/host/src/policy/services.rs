@@ -41,7 +41,7 @@ impl Mount {
         Ok(Self { prefix: prefix.display().to_string(), archive: archive.into() })
     }
 
-    /// Where programs see it.
+    /// Returns where programs see it.
     pub fn prefix(&self) -> &Path {
         Path::new(&self.prefix)
     }

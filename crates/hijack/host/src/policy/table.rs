@@ -43,7 +43,7 @@ impl Layout {
     }
 }
 
-/// The bytes of a structure of integers without padding.
+/// Returns the bytes of a structure of integers without padding.
 fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     // SAFETY: `T` is one of the table's structures, which have no padding; the slice borrows it.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
@@ -59,17 +59,17 @@ pub(crate) struct Strictness {
 }
 
 impl Policy {
-    /// Whether some rule keeps something from a program, and not only now and then.
+    /// Returns whether some rule keeps something from a program, and not only now and then.
     pub fn denies(&self) -> bool {
         self.rules.iter().any(Compiled::denies)
     }
 
-    /// Whether anything depends on which program is executed, or from where it is called.
+    /// Returns whether anything depends on which program is executed, or from where it is called.
     pub(crate) fn asks_for_programs(&self) -> bool {
         self.rules.iter().any(|compiled| !compiled.programs.is_empty() || !compiled.callers.is_empty())
     }
 
-    /// Which rules are about a program.
+    /// Returns which rules are about a program.
     pub(crate) fn concerned(&self, program: &[u8]) -> Vec<bool> {
         let concerns = |programs: &[u8]| programs.is_empty() || glob::any_matches(programs, program);
         self.rules.iter().map(|compiled| concerns(&compiled.programs)).collect()
@@ -179,7 +179,7 @@ impl Policy {
         layout.bytes
     }
 
-    /// Which patterns for callers a file matches, in this program.
+    /// Returns which patterns for callers a file matches, in this program.
     pub(crate) fn marks(&self, program: &[u8], file: &[u8]) -> u64 {
         let concerns = |programs: &[u8]| programs.is_empty() || glob::any_matches(programs, program);
         let callers = self.rules.iter().filter(|compiled| concerns(&compiled.programs));

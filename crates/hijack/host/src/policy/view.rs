@@ -42,7 +42,7 @@ pub enum Destination<'a> {
 }
 
 impl Policy {
-    /// The rules, in their order. One whose address means IPv4 and IPv6 is two.
+    /// Returns the rules, in their order. One whose address means IPv4 and IPv6 is two.
     pub fn rules(&self) -> impl Iterator<Item = RuleView<'_>> {
         self.rules.iter().map(|compiled| RuleView {
             compiled,
@@ -91,7 +91,7 @@ impl RuleView<'_> {
         }
     }
 
-    /// Which of its conditions depend on what a program can make up, or on what came before.
+    /// Returns which of its conditions depend on what a program can make up, or on what came before.
     pub fn forgeable(&self) -> Vec<&'static str> {
         let rule = &self.compiled.rule;
         let counted = rule.every > 1 || rule.after > 0 || rule.times > 0;
@@ -106,19 +106,19 @@ impl RuleView<'_> {
         .collect()
     }
 
-    /// Its patterns for paths; none: any path, or none at all.
+    /// Returns its patterns for paths; none: any path, or none at all.
     pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
         let all = &self.compiled.path;
         all.split(|byte| *byte == glob::SEPARATOR).filter(|_| !all.is_empty())
     }
 
-    /// Whether it is about a path.
+    /// Returns whether it is about a path.
     pub fn is_about_path(&self, path: &[u8]) -> bool {
         glob::any_matches(&self.compiled.path, path)
     }
 
-    /// Whether renaming a directory would take paths out of what the rule is about: some beneath it match because of where
-    /// they are.
+    /// Returns whether renaming a directory would take paths out of what the rule is about: some beneath it match
+    /// because of where they are.
     pub fn is_about_names_beneath(&self, directory: &[u8]) -> bool {
         self.paths().any(|pattern| may_match_beneath(pattern, directory))
     }
@@ -133,7 +133,7 @@ impl RuleView<'_> {
             .collect()
     }
 
-    /// Whether its patterns for paths fit all of them.
+    /// Returns whether its patterns for paths fit all of them.
     pub fn is_about_every_path(&self) -> bool {
         self.compiled.path.is_empty() || self.paths().any(|pattern| matches!(pattern, b"**" | b"/**"))
     }
@@ -145,12 +145,12 @@ impl RuleView<'_> {
         if new.is_empty() { b"/".to_vec() } else { new }
     }
 
-    /// Whether it is about certain addresses only.
+    /// Returns whether it is about certain addresses only.
     pub fn has_address(&self) -> bool {
         self.compiled.rule.address.family != 0
     }
 
-    /// Whether it is about this address. One of IPv4 may come as one of IPv6.
+    /// Returns whether it is about this address. One of IPv4 may come as one of IPv6.
     pub fn is_about_address(&self, destination: Destination<'_>) -> bool {
         let wanted = &self.compiled.rule.address;
         match destination {
@@ -178,7 +178,7 @@ impl RuleView<'_> {
     }
 }
 
-/// Whether a pattern can match a path beneath `directory` that it would not match anywhere else.
+/// Returns whether a pattern can match a path beneath `directory` that it would not match anywhere else.
 fn may_match_beneath(pattern: &[u8], directory: &[u8]) -> bool {
     if pattern.starts_with(b"**") {
         return false;
@@ -198,7 +198,7 @@ fn may_match_beneath(pattern: &[u8], directory: &[u8]) -> bool {
     pattern.len() > directory.len()
 }
 
-/// Whether the first `bits` of both are the same.
+/// Returns whether the first `bits` of both are the same.
 fn same_bits(one: &[u8], other: &[u8], bits: u32) -> bool {
     let bits = usize::try_from(bits).unwrap_or(usize::MAX);
     one.iter().zip(other).enumerate().all(|(index, (one, other))| {

@@ -176,7 +176,7 @@ fn what_moves_is_the_same_instruction_elsewhere() {
     assert!(moved > 0);
 }
 
-/// The executable segments of a file.
+/// Returns the executable segments of a file.
 fn code_of(file: &[u8]) -> Vec<(usize, usize)> {
     use object::read::elf::{FileHeader, ProgramHeader};
     let header = object::elf::FileHeader64::<object::Endianness>::parse(file).unwrap();

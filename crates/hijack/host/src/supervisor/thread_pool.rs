@@ -76,7 +76,7 @@ impl<W: Work> ThreadPool<W> {
         }
     }
 
-    /// Whether nobody is at work.
+    /// Returns whether nobody is at work.
     pub(super) fn is_idle(&self) -> bool {
         self.busy.load(SeqCst) == 0
     }

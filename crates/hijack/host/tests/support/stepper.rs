@@ -148,7 +148,7 @@ impl Stepper {
         self.poke(self.state + 8 * word as u64, value);
     }
 
-    /// The tracee's text at an address.
+    /// Returns the tracee's text at an address.
     pub(crate) fn text(&self, mut at: u64) -> String {
         let mut bytes = Vec::new();
         loop {
@@ -162,7 +162,7 @@ impl Stepper {
         }
     }
 
-    /// What the tracee said of the last thing that was wrong.
+    /// Returns what the tracee said of the last thing that was wrong.
     pub(crate) fn complaint(&self) -> String {
         self.text(self.state + 8 * 8)
     }
@@ -246,7 +246,7 @@ impl Stepper {
             .or_insert_with(|| ptrace(libc::PTRACE_PEEKTEXT, pid, rip, 0).to_le_bytes()[0])
     }
 
-    /// Whether a signal with a step would leave the trap flag to the program.
+    /// Returns whether a signal with a step would leave the trap flag to the program.
     pub(crate) fn is_at_popf(&mut self) -> bool {
         let rip = self.registers().rip;
         self.opcode(rip) == POPF
@@ -305,7 +305,7 @@ impl Stepper {
         }
     }
 
-    /// What is mapped at an address, for messages.
+    /// Returns what is mapped at an address, for messages.
     pub(crate) fn place_of(&self, rip: u64) -> String {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let found = maps.lines().find_map(|line| {
@@ -319,7 +319,7 @@ impl Stepper {
         found.unwrap_or_else(|| format!("{rip:#x}"))
     }
 
-    /// Whether a signal could arrive now.
+    /// Returns whether a signal could arrive now.
     pub(crate) fn is_blocked(&self, signal: i32) -> bool {
         let mut blocked = 0_u64;
         // SAFETY: the kernel writes so many bytes.
@@ -330,7 +330,7 @@ impl Stepper {
         blocked >> (signal - 1) & 1 != 0
     }
 
-    /// What the tracee said, and how it ended: its status, or that of the signal.
+    /// Returns what the tracee said, and how it ended: its status, or that of the signal.
     pub(crate) fn finish(mut self) -> (String, i32) {
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();

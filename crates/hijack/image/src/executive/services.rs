@@ -105,12 +105,12 @@ fn find(number: u64) -> Option<&'static Service> {
     SERVICES.get(usize::from(*index)).filter(|service| service.bits & enabled() != 0)
 }
 
-/// Whether some service answers this call.
+/// Returns whether some service answers this call.
 pub(crate) fn concerns(number: u64) -> bool {
     of(number).is_some()
 }
 
-/// Where the answer to a call without arguments is remembered, in a form that a rewritten site can look at.
+/// Returns where the answer to a call without arguments is remembered, in a form that a rewritten site can look at.
 pub(crate) fn remembered(number: u64) -> Option<&'static AtomicU64> {
     if concerns(number) { identity::place(number).filter(|_| !unusable()) } else { None }
 }

@@ -90,7 +90,7 @@ fn half(arguments: &Arguments, socket: Option<&Path>, out: &mut impl io::Write) 
     Ok(())
 }
 
-/// The lines of the picture: programs, then the disturbance.
+/// Returns the lines of the picture: programs, then the disturbance.
 fn series(measured: &[Measured]) -> Vec<Series> {
     #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
     let targets = PROGRAMS.map(|(name, own)| (name, Some(own.target as f64 / own.period as f64 * 100.0)));

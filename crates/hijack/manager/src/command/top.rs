@@ -79,7 +79,7 @@ pub(super) fn summary(status: &Status) -> String {
     )
 }
 
-/// The table of tracees.
+/// Returns the table of tracees.
 pub(super) fn table(status: &Status, width: usize, color: bool) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

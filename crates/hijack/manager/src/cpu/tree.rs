@@ -192,7 +192,7 @@ fn threads(pid: i32) -> Vec<i32> {
     entries.flatten().filter_map(number).take(MOST_THREADS).collect()
 }
 
-/// The children that a thread started; none on kernels without this file.
+/// Returns the children that a thread started; none on kernels without this file.
 fn children(pid: i32, thread: i32) -> Vec<i32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
     text.split_whitespace().filter_map(|child| child.parse().ok()).take(MOST_PROCESSES).collect()

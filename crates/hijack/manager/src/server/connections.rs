@@ -87,7 +87,7 @@ impl Connection {
         true
     }
 
-    /// Whether a message can be sent now.
+    /// Returns whether a message can be sent now.
     fn has_room(&self) -> bool {
         let mut poll = [rustix::event::PollFd::new(&self.socket, rustix::event::PollFlags::OUT)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };

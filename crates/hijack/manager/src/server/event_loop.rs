@@ -201,7 +201,7 @@ impl Server {
         }
     }
 
-    /// Whether somebody waits for the timer, or for what only ticks find out.
+    /// Returns whether somebody waits for the timer, or for what only ticks find out.
     fn has_listeners(&self) -> bool {
         !self.state.handlers.is_empty()
             || self.connections.values().any(|connection| connection.heard.is_some())

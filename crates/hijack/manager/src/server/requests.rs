@@ -213,7 +213,7 @@ fn process_of(pidfd: &OwnedFd) -> Option<i32> {
     (pid > 0).then_some(pid)
 }
 
-/// The real user ID of a process.
+/// Returns the real user ID of a process.
 fn user_of(pid: i32) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()

@@ -38,10 +38,10 @@ pub struct Settings {
 
 /// A monitor or handler that runs in the manager: an extension, or a service of its own.
 pub trait Handler {
-    /// Its name, for messages.
+    /// Returns its name, for messages.
     fn name(&self) -> &str;
 
-    /// What it is to be called for. [`Topic::Timer`] calls it periodically.
+    /// Returns what it is to be called for. [`Topic::Timer`] calls it periodically.
     fn topics(&self) -> Vec<Topic>;
 
     /// Handles an event, at the manager's priority and within its CPU budget: it must not block.

@@ -106,7 +106,7 @@ impl<T: Item> Pool<T> {
         }
     }
 
-    /// Whether some of a range is a block that was mapped: the one that the image has is the image's.
+    /// Returns whether some of a range is a block that was mapped: the one that the image has is the image's.
     pub(crate) fn overlaps(&'static self, start: u64, end: u64) -> bool {
         self.blocks().skip(1).any(|block| {
             let first = block.addr() as u64;

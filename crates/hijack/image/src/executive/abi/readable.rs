@@ -63,7 +63,7 @@ fn probe_kernel(at: u64) -> i64 {
     unsafe { call(nr::rt_sigprocmask, [NO_ORDER, at & !7, 0, SET_BYTES, 0, 0]) }
 }
 
-/// Whether the page of an address can be read.
+/// Returns whether the page of an address can be read.
 ///
 /// # Errors
 /// `-EFAULT` where it cannot; `-ENOSYS` where that is not to be found out so.
@@ -84,7 +84,7 @@ fn probe(at: u64) -> Result<(), i64> {
     }
 }
 
-/// Whether all of these bytes can be read just now.
+/// Returns whether all of these bytes can be read just now.
 ///
 /// # Errors
 /// As of [`bytes_at`].

@@ -63,7 +63,7 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// Whether the general registers, `rip` and the flags are these.
+    /// Returns whether the general registers, `rip` and the flags are these.
     pub(crate) fn are(&self, other: &Self) -> bool {
         const GENERAL: usize = 18;
         const { assert!(core::mem::offset_of!(Self, segments) == 8 * GENERAL) };
@@ -130,7 +130,7 @@ pub(crate) struct Extended {
 }
 
 impl Context {
-    /// Where the frame begins: at the return address below the context.
+    /// Returns where the frame begins: at the return address below the context.
     pub(crate) fn frame(&self) -> u64 {
         address(self) - 8
     }

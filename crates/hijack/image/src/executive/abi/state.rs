@@ -12,7 +12,7 @@ pub(crate) static ORRERY_CONFIG: Config =
     // SAFETY: the structure consists of integers, for which zero is valid.
     unsafe { core::mem::zeroed() };
 
-/// The page.
+/// Returns the page.
 #[inline(always)]
 pub(crate) fn shared_page() -> &'static SharedPage {
     let address = ORRERY_CONFIG.shared_page.load(Relaxed) as usize;
@@ -34,20 +34,20 @@ pub(crate) fn counters() -> Option<&'static ThreadCounters> {
     (address != 0).then(|| unsafe { &*core::ptr::with_exposed_provenance::<ThreadCounters>(address) })
 }
 
-/// What the supervisor said about code.
+/// Returns what the supervisor said about code.
 pub(crate) fn verdicts() -> &'static Verdicts {
     let address = ORRERY_CONFIG.verdicts.load(Relaxed) as usize;
     // SAFETY: as for the page.
     unsafe { &*core::ptr::with_exposed_provenance::<Verdicts>(address) }
 }
 
-/// Whether calls are counted.
+/// Returns whether calls are counted.
 #[inline(always)]
 pub(crate) fn counted() -> bool {
     ORRERY_CONFIG.counted.load(Relaxed) != 0
 }
 
-/// Whether calls are timed.
+/// Returns whether calls are timed.
 #[inline(always)]
 pub(crate) fn timed() -> bool {
     ORRERY_CONFIG.timed.load(Relaxed) != 0

@@ -34,7 +34,7 @@ pub(crate) unsafe fn call(number: u64, [a, b, c, d, e, f]: [u64; 6]) -> i64 {
     result
 }
 
-/// The address of something, for a register.
+/// Returns the address of something, for a register.
 #[inline(always)]
 pub(crate) fn address<T>(of: &T) -> u64 {
     (&raw const *of).addr() as u64
@@ -46,7 +46,7 @@ pub(crate) fn address_mut<T>(of: &mut T) -> u64 {
     (&raw mut *of).addr() as u64
 }
 
-/// Whether a call's result is an error.
+/// Returns whether a call's result is an error.
 #[inline(always)]
 pub(crate) fn failed(result: i64) -> bool {
     (-4095..0).contains(&result)

@@ -45,7 +45,7 @@ static FORBIDDEN: AtomicU32 = AtomicU32::new(0);
 /// The process has, or had, several threads.
 static THREADED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the processor and the kernel let programs read `fs`, and calls are counted.
+/// Returns whether the processor and the kernel let programs read `fs`, and calls are counted.
 pub(crate) fn available() -> bool {
     counted() && ORRERY_CONFIG.thread_counters_enabled.load(Relaxed) != 0
 }

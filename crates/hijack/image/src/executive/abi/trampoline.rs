@@ -38,7 +38,7 @@ unsafe extern "C" {
     pub(crate) fn orrery_vfork(slot: *const Slot, call: *const [u64; 7], stack: u64) -> !;
     /// `sigaltstack`, with a stack pointer that is on no stack. Signals must be blocked.
     pub(crate) fn orrery_set_alternate_stack(new: u64) -> i64;
-    /// A call with `int $0x80`.
+    /// Returns a call with `int $0x80`.
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The trampolines: eight bytes each, `syscall` and a jump through [`RETURN_ADDRESSES`].
     pub(crate) fn orrery_trampolines();

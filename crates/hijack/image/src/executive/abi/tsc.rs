@@ -17,7 +17,7 @@ const PR_GET_TSC: u64 = 25;
 const PR_SET_TSC: u64 = 26;
 const PR_TSC_SIGSEGV: u64 = 2;
 
-/// What the counter shows; zero where it may not be read.
+/// Returns what the counter shows; zero where it may not be read.
 #[inline(always)]
 pub(crate) fn ticks() -> u64 {
     if ORRERY_CONFIG.tsc_disabled.load(Relaxed) != 0 {
@@ -27,7 +27,7 @@ pub(crate) fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// How many ticks have passed since `start`; none where that is not known.
+/// Returns how many ticks have passed since `start`; none where that is not known.
 #[inline(always)]
 pub(crate) fn since(start: u64) -> Option<u64> {
     let now = if start == 0 { 0 } else { ticks() };

@@ -104,7 +104,8 @@ pub(crate) unsafe fn read_beside<T: Copy>(stack: u64, from: u64) -> Result<T, i6
     unsafe { read(from) }
 }
 
-/// Whether so much memory is above the stack pointer in the page that is just below it, on a stack that we are on, too.
+/// Returns whether so much memory is above the stack pointer in the page that is just below it, on a stack that we
+/// are on, too.
 fn is_beside(stack: u64, at: u64, length: usize) -> bool {
     /// No frame of ours is larger.
     const NEAR: u64 = 16 * PAGE;

@@ -112,7 +112,7 @@ pub(crate) fn action_of_child(own_id: impl Fn() -> u32) -> Option<&'static Actio
     })
 }
 
-/// Whether some of a range is a block of slots that was mapped.
+/// Returns whether some of a range is a block of slots that was mapped.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {
     SLOTS.overlaps(start, end)
 }
@@ -127,7 +127,7 @@ pub(crate) fn free_in_child() {
     SLOTS.free_in_child();
 }
 
-/// The slot's call.
+/// Returns the slot's call.
 pub(crate) fn call(slot: *mut Slot) -> *mut Vfork {
     // SAFETY: a place in the slot.
     unsafe { &raw mut (*slot).call }
@@ -169,7 +169,7 @@ pub(crate) fn take(context: &Context) -> Result<*mut Slot, i64> {
     Ok(slot)
 }
 
-/// Where the frame's copy begins: aligned as the frame is.
+/// Returns where the frame's copy begins: aligned as the frame is.
 fn copy_of(slot: *mut Slot) -> *mut u8 {
     // SAFETY: the offset is below the alignment, for which there is room.
     unsafe { (&raw mut (*slot).frame).cast::<u8>().add(((*slot).home % ALIGNMENT) as usize) }
@@ -186,13 +186,13 @@ unsafe fn shift(slot: *mut Slot, to: u64, from: u64) {
     }
 }
 
-/// The context in the copy.
+/// Returns the context in the copy.
 pub(crate) fn context(slot: *mut Slot) -> *mut Context {
     // SAFETY: behind the return address.
     unsafe { copy_of(slot).add(8).cast() }
 }
 
-/// The upper end of the slot's stack, aligned as a call wants it.
+/// Returns the upper end of the slot's stack, aligned as a call wants it.
 pub(crate) fn stack(slot: *mut Slot) -> u64 {
     // SAFETY: one past the stack.
     unsafe { ((&raw const (*slot).stack).addr() as u64 + STACK as u64) & !15 }

@@ -125,7 +125,7 @@ fn reclaim() -> bool {
     any
 }
 
-/// Whether some of a range is an area that was mapped.
+/// Returns whether some of a range is an area that was mapped.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {
     AREAS.overlaps(start, end)
 }

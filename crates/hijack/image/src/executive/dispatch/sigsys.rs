@@ -93,8 +93,8 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
     !nr::needs_frame(number) && number != nr::rt_sigprocmask
 }
 
-/// Whether there is too little room for what rewriting a site takes: on an alternate stack, which may be as small as the
-/// program learned that it may be.
+/// Returns whether there is too little room for what rewriting a site takes: on an alternate stack, which may be as
+/// small as the program learned that it may be.
 fn is_cramped(context: &Context) -> bool {
     const TAKEN: u64 = 4 << 10;
     let AlternateStack { start, size, .. } = context.stack;

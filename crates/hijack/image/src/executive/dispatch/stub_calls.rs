@@ -32,8 +32,8 @@ pub(crate) extern "C" fn stub_call(call: &mut StubFrame) -> i64 {
     result
 }
 
-/// Where a site goes on whose call may be one that rules are about: its trampoline, its own `syscall` (which is dispatched), or
-/// zero for the slow way.
+/// Returns where a site goes on whose call may be one that rules are about: its trampoline, its own `syscall` (which
+/// is dispatched), or zero for the slow way.
 pub(crate) extern "C" fn stub_filter(patched: &mut StubFrame, trampoline: u64) -> u64 {
     // The kernel reads an `int`.
     let number = patched.number & 0xffff_ffff;

@@ -66,7 +66,7 @@ fn listed() -> &'static [Range] {
     all.get(..count).unwrap_or(all)
 }
 
-/// Whether the whole of `[start, end)` is one range of code; gives that range.
+/// Returns whether the whole of `[start, end)` is one range of code; gives that range.
 pub(crate) fn containing(start: u64, end: u64) -> Option<(u64, u64)> {
     listed().iter().find_map(|range| {
         let (first, last) = (range.start.load(Relaxed), range.end.load(Relaxed));
@@ -78,7 +78,7 @@ pub(crate) fn overlaps(start: u64, end: u64) -> bool {
     listed().iter().any(|range| range.start.load(Relaxed) < end && start < range.end.load(Relaxed))
 }
 
-/// Which of the policy's callers the code at an address belongs to.
+/// Returns which of the policy's callers the code at an address belongs to.
 pub(crate) fn marks(address: u64) -> u64 {
     let within = |range: &&Range| range.start.load(Relaxed) < address && address <= range.end.load(Relaxed);
     listed().iter().find(within).map_or(0, |range| range.marks.load(Relaxed))

@@ -47,7 +47,7 @@ pub(crate) fn add(address: u64, window: u64, distance: i32, target: u64) -> bool
     true
 }
 
-/// Where a thread goes on whose `syscall` before this address is a jump_pad.
+/// Returns where a thread goes on whose `syscall` before this address is a jump_pad.
 #[inline(always)]
 pub(crate) fn target(address: u64) -> Option<u64> {
     if USED.load(Relaxed) == 0 { None } else { find(address) }

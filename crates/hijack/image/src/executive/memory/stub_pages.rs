@@ -105,8 +105,8 @@ pub(crate) fn at(address: u64) -> Option<(usize, u64, &'static Stub)> {
 }
 
 impl Stub {
-    /// How far before the site's end the instruction was that is so far behind the stub's start. `None`: none was moved
-    /// there.
+    /// Returns how far before the site's end the instruction was that is so far behind the stub's start. `None`: none
+    /// was moved there.
     pub(crate) fn original(&self, at: u64) -> Option<u64> {
         let ends_behind = |place: &&[AtomicU8; 2]| at < u64::from(place[0].load(Relaxed));
         self.moved.iter().find(ends_behind).map(|place| u64::from(place[1].load(Relaxed)))
@@ -118,7 +118,7 @@ impl Stub {
     }
 }
 
-/// Whether stubs are in `[start, end)`.
+/// Returns whether stubs are in `[start, end)`.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {
     PAGES_OF_STUBS
         .iter()

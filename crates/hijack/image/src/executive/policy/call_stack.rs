@@ -34,7 +34,7 @@ pub(crate) fn capture(site: u64, stack: u64) -> Callers {
     found
 }
 
-/// Whether an address is in code, and what is before it may be a call instruction.
+/// Returns whether an address is in code, and what is before it may be a call instruction.
 fn follows_a_call(address: u64) -> bool {
     const LONGEST: u64 = 7;
     let start = address.wrapping_sub(LONGEST);
@@ -48,7 +48,7 @@ fn follows_a_call(address: u64) -> bool {
     is_call(code)
 }
 
-/// Whether these bytes end with a call.
+/// Returns whether these bytes end with a call.
 fn is_call(code: [u8; 7]) -> bool {
     /// The operation that makes `ff` a call.
     const CALL: u8 = 2;
@@ -65,7 +65,7 @@ fn is_call(code: [u8; 7]) -> bool {
         || indirect(0, &[2])
 }
 
-/// Which patterns for callers fit one of them.
+/// Returns which patterns for callers fit one of them.
 pub(crate) fn marks(callers: &Callers) -> u64 {
     callers.iter().map(|caller| code_ranges::marks(*caller)).fold(0, |all, marks| all | marks)
 }

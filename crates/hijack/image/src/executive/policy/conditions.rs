@@ -57,7 +57,7 @@ impl<'a> Facts<'a> {
         Self { policy, shape, number, arguments, site, stack, room, paths: None, kind: None, callers: None }
     }
 
-    /// Whether all of a rule's conditions hold, and which of the call's paths fit, if the rule names some.
+    /// Returns whether all of a rule's conditions hold, and which of the call's paths fit, if the rule names some.
     ///
     /// # Errors
     /// What the call is to return because a path is too long to be judged.
@@ -90,8 +90,8 @@ impl<'a> Facts<'a> {
         self.arguments.get(usize::from(index)).copied()
     }
 
-    /// The call's paths; or where its descriptor leads, and the path of the Unix socket that it names. Empty ones are none, or are
-    /// not known: then the kernel returns the error.
+    /// Returns the call's paths; or where its descriptor leads, and the path of the Unix socket that it names. Empty
+    /// ones are none, or are not known: then the kernel returns the error.
     ///
     /// # Errors
     /// `-ENAMETOOLONG`.
@@ -127,7 +127,7 @@ impl<'a> Facts<'a> {
         Ok(found)
     }
 
-    /// Whether the socket's path of a message behind the first fits one of these patterns.
+    /// Returns whether the socket's path of a message behind the first fits one of these patterns.
     ///
     /// # Errors
     /// `-ENAMETOOLONG`.
@@ -159,12 +159,12 @@ impl<'a> Facts<'a> {
         path.first().filter(|first| **first != 0).map(|_| path.as_ptr().addr() as u64)
     }
 
-    /// How many messages the call sends: each may go to an address of its own.
+    /// Returns how many messages the call sends: each may go to an address of its own.
     fn messages(&self) -> u64 {
         if self.number == nr::sendmmsg { self.argument(2).unwrap_or(0).min(MOST_MESSAGES) } else { 1 }
     }
 
-    /// Where the address of a socket is that the call names, or one of its messages, and how long it is.
+    /// Returns where the address of a socket is that the call names, or one of its messages, and how long it is.
     fn socket_address(&self, index: u64) -> Option<(u64, u64)> {
         let first = self.argument(self.shape.address)?;
         if matches!(self.number, nr::sendmsg | nr::sendmmsg) {
@@ -177,7 +177,7 @@ impl<'a> Facts<'a> {
         Some((first, self.argument(self.shape.address.wrapping_add(1))?)).filter(|(address, _)| *address != 0)
     }
 
-    /// What kind of thing the call's descriptor leads to.
+    /// Returns what kind of thing the call's descriptor leads to.
     fn kind(&mut self) -> u32 {
         if let Some(kind) = self.kind {
             return kind;
@@ -234,7 +234,7 @@ fn known(path: Result<&mut [u8], i64>) -> Result<&[u8], i64> {
     }
 }
 
-/// Whether the address of a socket is one that a rule means.
+/// Returns whether the address of a socket is one that a rule means.
 fn fits(wanted: &Address, given: &[u8], path_fits: impl FnOnce(&[u8]) -> bool) -> bool {
     const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     let Some((family, rest)) = given.split_first_chunk::<2>() else { return false };

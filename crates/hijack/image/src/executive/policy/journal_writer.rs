@@ -157,7 +157,7 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     }
 }
 
-/// Whether the call transfers what is captured, so that there is no more of it than the call returns.
+/// Returns whether the call transfers what is captured, so that there is no more of it than the call returns.
 fn is_transfer(extent: u8) -> bool {
     matches!(extent, extent::BUFFERS | extent::MESSAGE)
 }

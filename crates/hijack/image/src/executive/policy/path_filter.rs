@@ -21,14 +21,14 @@ const AT_EMPTY_PATH: u64 = 0x1000;
 const LONGEST: usize = 1024;
 const LONGEST_DIRECTORY: usize = 512;
 
-/// Whether sites of this call are to ask here.
+/// Returns whether sites of this call are to ask here.
 pub(crate) fn supports(policy: Policy, number: u64) -> bool {
     policy.automaton().is_some()
         && policy.shape(number).path[0] != NO_ARGUMENT
         && policy.rules(number).all(|rule| rule.fits != 0)
 }
 
-/// Whether a call looks at a file by its descriptor alone: an `fstat`, made by another name.
+/// Returns whether a call looks at a file by its descriptor alone: an `fstat`, made by another name.
 pub(crate) fn is_fstat(number: u64, arguments: &[u64; 6], stack: u64) -> bool {
     let flags = match number {
         nr::newfstatat => arguments[3],
@@ -40,7 +40,7 @@ pub(crate) fn is_fstat(number: u64, arguments: &[u64; 6], stack: u64) -> bool {
     flags & AT_EMPTY_PATH != 0 && (path == 0 || readable::bytes_at(path, 1, stack) == Ok(&[0]))
 }
 
-/// Whether no rule about this call can hold.
+/// Returns whether no rule about this call can hold.
 #[inline(never)]
 pub(crate) fn no_rule_applies(policy: Policy, number: u64, arguments: &[u64; 6], stack: u64) -> bool {
     let Some(automaton) = policy.automaton() else { return false };
@@ -63,7 +63,7 @@ pub(crate) fn no_rule_applies(policy: Policy, number: u64, arguments: &[u64; 6],
     all && shape.path[0] != NO_ARGUMENT && shape.path.into_iter().zip(shape.directory).all(fits_none)
 }
 
-/// Which lists of patterns a path fits. `None` where that takes the slow way.
+/// Returns which lists of patterns a path fits. `None` where that takes the slow way.
 fn fits(automaton: Automaton<'_>, directory: Option<u64>, path: u64, stack: u64) -> Option<u64> {
     let (mut at, mut left, mut begun) = (path, LONGEST, None);
     while left > 0 {
@@ -95,7 +95,7 @@ fn fits(automaton: Automaton<'_>, directory: Option<u64>, path: u64, stack: u64)
     None
 }
 
-/// The walk of a relative path.
+/// Returns the walk of a relative path.
 #[inline(never)]
 fn from_directory(automaton: Automaton<'_>, directory: Option<u64>) -> Option<Walk<'_>> {
     // The kernel reads an `int`.

@@ -50,7 +50,7 @@ pub(crate) fn absolute(directory: Option<u64>, path: u64, to: &mut [u8]) -> Resu
     normal(result, start, raw)
 }
 
-/// The path of the directory that relative paths begin at.
+/// Returns the path of the directory that relative paths begin at.
 fn of_directory(directory: Option<u64>, to: &mut [u8]) -> Result<usize, i64> {
     // The kernel reads an `int`.
     match directory.map(|directory| directory as i32) {

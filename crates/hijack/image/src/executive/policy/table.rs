@@ -51,18 +51,18 @@ impl Policy {
         own.iter().filter_map(|index| rules.get(usize::from(*index)))
     }
 
-    /// Whether there are any.
+    /// Returns whether there are any.
     #[inline(always)]
     pub(crate) fn concerns(self, number: u64) -> bool {
         self.table().calls.get((number as usize).min(CALLS)).is_some_and(|span| span.count != 0)
     }
 
-    /// Whether some rule does more than log.
+    /// Returns whether some rule does more than log.
     pub(crate) fn decides(self) -> bool {
         self.table().decides != 0
     }
 
-    /// What becomes of programs that cannot be followed: one of [`crate::policy::unfollowed`].
+    /// Returns what becomes of programs that cannot be followed: one of [`crate::policy::unfollowed`].
     pub(crate) fn unfollowed(self) -> u64 {
         self.table().unfollowed
     }
@@ -72,13 +72,13 @@ impl Policy {
         self.table().messages
     }
 
-    /// What is known of a call.
+    /// Returns what is known of a call.
     pub(crate) fn shape(self, number: u64) -> &'static Shape {
         let shapes = &self.table().shapes;
         shapes.get(number as usize).unwrap_or(&shapes[CALLS])
     }
 
-    /// What is captured of the memory that a call names.
+    /// Returns what is captured of the memory that a call names.
     pub(crate) fn captures(self, number: u64) -> &'static [ArgCapture; CAPTURES] {
         let captures = &self.table().captures;
         captures.get(number as usize).unwrap_or(&captures[CALLS])
@@ -90,7 +90,7 @@ impl Policy {
         self.slice(mounts, mounts.length)
     }
 
-    /// The automaton of all path patterns.
+    /// Returns the automaton of all path patterns.
     #[inline(always)]
     pub(crate) fn automaton(self) -> Option<Automaton<'static>> {
         let text = self.table().automaton;

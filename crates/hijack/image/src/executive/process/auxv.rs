@@ -40,7 +40,7 @@ pub(crate) unsafe fn raise_min_stack_size(stack: u64) {
     }
 }
 
-/// How much a signal's delivery needs where the kernel's frame of one needs so much.
+/// Returns how much a signal's delivery needs where the kernel's frame of one needs so much.
 fn needed(frame: u64) -> u64 {
     let shown = handlers::ROOM as u64 + ALIGNED;
     let dispatched = trampoline::RED_ZONE + frame;

@@ -47,7 +47,8 @@ pub(crate) fn try_to_arm() -> i64 {
     unsafe { call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) }
 }
 
-/// Whether a new thread or process may be made: where a filter of the program's keeps it from being armed, it would be under no policy.
+/// Returns whether a new thread or process may be made: where a filter of the program's keeps it from being armed, it
+/// would be under no policy.
 fn may_be_made() -> bool {
     // What this thread, which is armed, may do once more, its child may do.
     let unarmed = ORRERY_CONFIG.filtered.load(Relaxed) != 0

@@ -89,7 +89,7 @@ fn reason_of(answer: u32) -> Option<Unfollowed> {
     Unfollowed::ALL.get((answer as usize).wrapping_sub(1)).copied()
 }
 
-/// Whether executing this by a traced process would deny it privileges.
+/// Returns whether executing this by a traced process would deny it privileges.
 fn gains_privileges(mode: u32, number: u64, path: u64) -> bool {
     if shared_page().privileged.load(Relaxed) != 0 {
         return false;
@@ -102,7 +102,7 @@ fn gains_privileges(mode: u32, number: u64, path: u64) -> bool {
     number == nr::execve && unsafe { call(nr::getxattr, [path, name.as_ptr().addr() as u64, 0, 0, 0, 0]) } > 0
 }
 
-/// Whether the new program will ignore SIGTRAP, as this one does.
+/// Returns whether the new program will ignore SIGTRAP, as this one does.
 fn ignores_trap() -> bool {
     // `struct sigaction` of the kernel, in words: the handler comes first.
     let mut action = [0_u64; 4];

@@ -40,7 +40,7 @@ const MADV_DONTNEED_LOCKED: u64 = 24;
 const KEY_ZERO: u64 = 0;
 const NO_KEY: u64 = 0xffff_ffff;
 
-/// Which of the policy's callers a file is.
+/// Returns which of the policy's callers a file is.
 fn marks_of(descriptor: u64) -> u64 {
     match policy() {
         Some(policy) if !policy.callers().is_empty() => marks_by_name(policy, descriptor),
@@ -57,7 +57,7 @@ fn marks_by_name(policy: Policy, descriptor: u64) -> u64 {
     (0..).zip(policy.callers()).filter(|(_, text)| fits(text)).fold(0, |marks, (bit, _)| marks | 1 << bit)
 }
 
-/// Whether that is memory of the executive.
+/// Returns whether that is memory of the executive.
 fn is_ours(start: u64, end: u64) -> bool {
     let config = &ORRERY_CONFIG;
     let within = |first: u64, length: u64| first < end && start < first + length;
@@ -68,7 +68,7 @@ fn is_ours(start: u64, end: u64) -> bool {
         || work_areas::overlap(start, end)
 }
 
-/// What a call does to existing mappings: up to two ranges.
+/// Returns what a call does to existing mappings: up to two ranges.
 fn replaced(number: u64, [a, b, c, d, e, _]: [u64; 6]) -> [(u64, u64); 2] {
     let span = |start: u64, length: u64| {
         (start & !(PAGE - 1), start.saturating_add(length).saturating_add(PAGE - 1) & !(PAGE - 1))
@@ -85,8 +85,8 @@ fn replaced(number: u64, [a, b, c, d, e, _]: [u64; 6]) -> [(u64, u64); 2] {
     }
 }
 
-/// Whether the executive does anything but pass such a call on: with a policy that reads paths in place, it wants to know
-/// when the heap shrinks.
+/// Returns whether the executive does anything but pass such a call on: with a policy that reads paths in place, it
+/// wants to know when the heap shrinks.
 pub(crate) fn treats(number: u64) -> bool {
     nr::is_special(number)
         || (number == nr::brk && policy().is_some_and(|policy| policy.automaton().is_some()))

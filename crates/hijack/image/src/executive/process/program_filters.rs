@@ -29,7 +29,7 @@ const SCRATCH: usize = 16;
 /// `BPF_MAXINSNS`.
 const MOST: u16 = 4096;
 
-/// Whether a filter of the program's ends, or traps, who arms itself.
+/// Returns whether a filter of the program's ends, or traps, who arms itself.
 pub(crate) fn forbid_arming() -> bool {
     ORRERY_CONFIG.arming_forbidden.load(Relaxed) != 0
 }

@@ -10,12 +10,12 @@ use crate::policy::unfollowed::{PASS, REFUSE, message};
 
 const STANDARD_ERROR: u64 = 2;
 
-/// Whether the policy has something to say about programs and threads that it cannot be applied to.
+/// Returns whether the policy has something to say about programs and threads that it cannot be applied to.
 pub(crate) fn matters() -> bool {
     policy().is_some_and(|policy| policy.unfollowed() != PASS)
 }
 
-/// Whether something may run that the policy cannot be applied to for this reason.
+/// Returns whether something may run that the policy cannot be applied to for this reason.
 pub(crate) fn may_run(reason: &str) -> bool {
     let Some(policy) = policy() else { return true };
     let treatment = policy.unfollowed();

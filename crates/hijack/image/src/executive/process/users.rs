@@ -49,7 +49,7 @@ struct Part {
     wanted: bool,
 }
 
-/// What a user's segments are attached as, in the order of [`User::segments`].
+/// Returns what a user's segments are attached as, in the order of [`User::segments`].
 fn parts() -> [Part; 3] {
     let Config { shared_page, counters, journal, logged, .. } = &ORRERY_CONFIG;
     let part = |place, length: usize, wanted| Part { place, length: length as u64, wanted };
@@ -60,7 +60,7 @@ fn parts() -> [Part; 3] {
     ]
 }
 
-/// What is attached: addresses and lengths, zeros where nothing is.
+/// Returns what is attached: addresses and lengths, zeros where nothing is.
 pub(crate) fn attached() -> [(u64, u64); 4] {
     let [page, counters, journal] = parts().map(|part| {
         let start = part.place.load(Relaxed);

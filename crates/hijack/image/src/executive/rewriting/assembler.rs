@@ -34,7 +34,7 @@ pub(super) struct Assembler {
 
 /// All of this leaves the flags alone. rax, rcx and r11 are free before a syscall, rax once the number is known.
 impl Assembler {
-    /// What is not written traps.
+    /// Returns what is not written traps.
     pub(super) fn new() -> Self {
         Self { bytes: [0xcc; STUB], length: 0 }
     }

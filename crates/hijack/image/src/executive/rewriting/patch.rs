@@ -75,7 +75,7 @@ pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
     .unwrap_or(Outcome::Later)
 }
 
-/// What the supervisor says, or has said, about this code. `None` where it does not answer.
+/// Returns what the supervisor says, or has said, about this code. `None` where it does not answer.
 fn verdict(code: &[u64; CODE / 8]) -> Option<Option<RewritePlan>> {
     let hash = code_hash(code);
     let remembered = || {

@@ -43,13 +43,13 @@ pub(crate) enum Next {
     Perform,
 }
 
-/// Which services are on.
+/// Returns which services are on.
 #[inline(always)]
 pub(crate) fn enabled() -> u64 {
     ORRERY_CONFIG.services.load(Relaxed)
 }
 
-/// Whether the executive is not to make calls of its own.
+/// Returns whether the executive is not to make calls of its own.
 pub(crate) fn unusable() -> bool {
     ORRERY_CONFIG.filtered.load(Relaxed) != 0
 }

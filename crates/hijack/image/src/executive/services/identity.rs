@@ -67,17 +67,17 @@ fn index(number: u64) -> Option<usize> {
     ASKED.iter().position(|asked| *asked == number)
 }
 
-/// Whether the bits that are on include this answer.
+/// Returns whether the bits that are on include this answer.
 fn is_on(index: usize) -> bool {
     enabled() & if index < FIRST_USER { service::PROCESS } else { service::USER } != 0
 }
 
-/// Where the answer is: none where the highest byte is zero.
+/// Returns where the answer is: none where the highest byte is zero.
 pub(crate) fn place(number: u64) -> Option<&'static AtomicU64> {
     index(number).filter(|index| is_on(*index)).and_then(|index| ANSWERS.get(index))
 }
 
-/// What must not be for an answer to be remembered.
+/// Returns what must not be for an answer to be remembered.
 const fn hindrances(index: usize) -> u64 {
     match index {
         PID => VFORKS | SHARED,

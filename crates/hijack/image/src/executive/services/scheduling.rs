@@ -147,7 +147,8 @@ impl Sleeper {
         })
     }
 
-    /// Whether the thread had little to do since its last sleep began. At its first one that is not known: then it had.
+    /// Returns whether the thread had little to do since its last sleep began. At its first one that is not known:
+    /// then it had.
     fn is_idle(&self) -> bool {
         let (now, used) = (nanoseconds(MONOTONIC), nanoseconds(THREAD_CPU));
         let slept = self.slept.swap(now, Relaxed);
@@ -196,7 +197,7 @@ pub(crate) fn boost() {
     }
 }
 
-/// What the program gave the thread, if that may be changed.
+/// Returns what the program gave the thread, if that may be changed.
 fn own_attributes() -> Option<Attributes> {
     current().filter(|own| own.policy == OTHER || own.policy == BATCH)
 }

@@ -77,7 +77,7 @@ impl Time {
     }
 }
 
-/// What the clock shows.
+/// Returns what the clock shows.
 pub(super) fn now(clock: u64) -> Option<i64> {
     let mut time = Time { seconds: 0, nanoseconds: 0 };
     // SAFETY: the kernel writes a `struct timespec`.
@@ -120,7 +120,7 @@ impl Sleep {
         (end > start).then_some(Self { clock, start, end, remaining, absolute })
     }
 
-    /// When the kernel is to wake us.
+    /// Returns when the kernel is to wake us.
     fn wake(&self) -> i64 {
         let margin = MARGIN.load(Relaxed).cast_signed().min(MOST_MARGIN);
         self.end - margin.min((self.end - self.start) / 2)
@@ -193,7 +193,7 @@ impl Sleep {
     }
 }
 
-/// The signals that wait for being let through, to this thread or to any of the process.
+/// Returns the signals that wait for being let through, to this thread or to any of the process.
 fn pending() -> u64 {
     let mut set = 0_u64;
     // SAFETY: the set has eight bytes.

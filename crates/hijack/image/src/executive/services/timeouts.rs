@@ -39,7 +39,7 @@ pub(crate) fn step(call: &mut ServiceCall<'_>, stage: Stage) -> Next {
     }
 }
 
-/// The same call, with a timeout in nanoseconds.
+/// Makes the same call, with a timeout in nanoseconds.
 fn wait(asked: &ServiceCall<'_>, nanoseconds: i64) -> i64 {
     let time = Time::new(nanoseconds);
     let [a, b, c, ..] = asked.arguments;

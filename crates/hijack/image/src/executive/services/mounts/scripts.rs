@@ -87,7 +87,7 @@ fn read_head(path: u64, to: &mut [u8; HEAD]) -> Option<usize> {
     }
 }
 
-/// The interpreter that a script names, and the argument to it.
+/// Returns the interpreter that a script names, and the argument to it.
 fn first_line(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
     let line = head.strip_prefix(b"#!")?;

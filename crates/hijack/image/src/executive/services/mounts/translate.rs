@@ -18,7 +18,7 @@ const MOST_LINKS: u32 = 40;
 
 const AT_EMPTY_PATH: u64 = 0x1000;
 
-/// The mount that a path leads to, or below, and the rest of it.
+/// Returns the mount that a path leads to, or below, and the rest of it.
 pub(super) fn within<'a, 'b>(
     mounts: &'a [Mount],
     policy: Policy,
@@ -69,7 +69,7 @@ pub(super) fn translate(
     moved(mounts, to, length, as_directory, out)
 }
 
-/// What becomes of the path from the root that `to` begins with, and which room of half its length follows.
+/// Returns what becomes of the path from the root that `to` begins with, and which room of half its length follows.
 pub(super) fn moved(
     mounts: &[Mount],
     to: &mut [u8],
