@@ -92,7 +92,7 @@ pub fn serve() -> Result<bool> {
     Ok(true)
 }
 
-/// A number of a file of /proc, in KiB.
+/// Returns a number of a file of /proc, in KiB.
 fn kib(file: &str, field: &str) -> Result<f64> {
     let text = std::fs::read_to_string(file)?;
     let line = text.lines().find(|line| line.starts_with(field));

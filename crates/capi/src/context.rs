@@ -138,7 +138,7 @@ pub unsafe extern "C" fn orrery_context_switch_bytes(
     unsafe { finish(outcome, result) }
 }
 
-/// The bytes of the last arrival.
+/// Returns the bytes of the last arrival.
 ///
 /// # Safety
 /// `buffer` is valid for `room` bytes, or null with 0.
@@ -417,7 +417,7 @@ unsafe fn list<'a>(specs: *const ContextSpec, count: usize) -> Result<&'a [Conte
     }
 }
 
-/// The context that a C program names.
+/// Returns the context that a C program names.
 fn named(target: c_int) -> Result<Context> {
     // SAFETY: numbers of descriptors are for a C program to keep apart, as with close(2).
     unsafe { Context::of_descriptor(target) }

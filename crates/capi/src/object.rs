@@ -46,7 +46,7 @@ fn client() -> Result<Client, Error> {
     }
 }
 
-/// What C gets for an object, or null with the error noted.
+/// Returns what C gets for an object, or null with the error noted.
 fn give(result: Result<Object, Error>) -> *mut ObjectHandle {
     match result {
         Ok(object) => {

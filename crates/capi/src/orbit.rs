@@ -41,8 +41,8 @@ impl<T: Kind> Handle<T> {
         Box::into_raw(Box::new(Self { magic: AtomicU64::new(T::MAGIC), inner: AtomicPtr::new(inner) }))
     }
 
-    /// What is behind a handle, for what only main may do. An orbit's copy of main may be older than the handle, so there it
-    /// is not even looked at.
+    /// Returns what is behind a handle, for what only main may do. An orbit's copy of main may be older than the
+    /// handle, so there it is not even looked at.
     ///
     /// # Safety
     /// As for [`Handle::get`].
@@ -54,7 +54,7 @@ impl<T: Kind> Handle<T> {
         unsafe { Self::get(handle, what) }
     }
 
-    /// What is behind a handle.
+    /// Returns what is behind a handle.
     ///
     /// # Safety
     /// The handle is null, or was made by [`Handle::make`]; nobody takes it meanwhile.

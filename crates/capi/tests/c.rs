@@ -149,7 +149,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// The flags that a source names in its first comment, behind "Built with:".
+/// Returns the flags that a source names in its first comment, behind "Built with:".
 fn own_flags(source: &Path) -> std::io::Result<Vec<String>> {
     let text = std::fs::read_to_string(source)?;
     let flags = text.lines().find_map(|line| line.strip_prefix(" * Built with: ")).unwrap_or_default();
@@ -169,7 +169,7 @@ fn programs() -> Vec<PathBuf> {
     sources
 }
 
-/// Where Cargo put the library that it built together with this test: beside it.
+/// Returns where Cargo put the library that it built together with this test: beside it.
 fn library_folder() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
@@ -190,7 +190,7 @@ impl Compiler {
         }
     }
 
-    /// Whether it is there; says so if not.
+    /// Returns whether it is there; says so if not.
     fn is_there(self) -> bool {
         let there = Command::new(self.of_c()).arg("--version").stdout(Stdio::null()).status().is_ok();
         if !there {
@@ -300,7 +300,7 @@ fn finish(command: &mut Command, input: &str) -> Result<String, Failed> {
     Err(format!("{command:?}: {}\n{stdout}{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// An example prints what it should.
+/// Returns an example prints what it should.
 fn prints(binary: &Path, tracker: &str, input: &str, wanted: &str) -> Result<(), Failed> {
     let printed = run(binary, tracker, input)?;
     if printed.is_empty() || printed == wanted {

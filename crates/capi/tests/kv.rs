@@ -25,7 +25,7 @@ fn start(options: &[&str]) -> Option<(Server, TempDir)> {
     Some((Server::start(&program()?, folder.path(), "wp_async", options), folder))
 }
 
-/// A reply as text that tells its kind.
+/// Returns a reply as text that tells its kind.
 fn shown(reply: &Reply) -> String {
     match reply {
         Reply::Status(text) => format!("+{text}"),
@@ -328,7 +328,7 @@ fn wait_for_dump(client: &mut Client) {
     until("the dump ends", || (client.info("rdb_bgsave_in_progress") == "0").then_some(()));
 }
 
-/// What is in a directory's dump: a server started there says.
+/// Returns what is in a directory's dump: a server started there says.
 fn digest_of_dump(program: &Path, folder: &Path, dump: &Path) -> String {
     let apart = TempDir::new_in(folder).unwrap();
     std::fs::copy(dump, apart.path().join("dump.okv")).unwrap();
@@ -467,7 +467,7 @@ fn make_trouble(client: &mut Client, orbit: &str, trouble: &str, said: &[&str]) 
     panic!("{orbit}, {trouble}: {told}");
 }
 
-/// What is told of the orbit's next failure.
+/// Returns what is told of the orbit's next failure.
 fn trouble_of(client: &mut Client, orbit: &str, trouble: &str) -> String {
     let (failures, restarts) = (client.orbit_count(orbit, "failures"), client.orbit_count(orbit, "restarts"));
     // It may be busy with a dump, or not be back yet.

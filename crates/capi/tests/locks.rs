@@ -37,7 +37,7 @@ fn start(compiler: &str, transactions: u64, arguments: &[&str]) -> Option<String
     Some(printed)
 }
 
-/// The number before a word.
+/// Returns the number before a word.
 fn number_before(printed: &str, word: &str) -> u64 {
     let at = printed.find(word).unwrap_or_else(|| panic!("there is no {word:?} in {printed}"));
     let digits: String = printed[..at]

@@ -34,7 +34,7 @@ impl Server {
         stream
     }
 
-    /// What a client gets who says that two bytes are so many.
+    /// Returns what a client gets who says that two bytes are so many.
     fn attack(&self, claimed: usize) -> Vec<u8> {
         let mut stream = self.connect();
         stream.write_all(format!("ECHO {claimed} hi\n").as_bytes()).unwrap();
@@ -65,7 +65,7 @@ fn contains(memory: &[u8], secret: &str) -> bool {
     memory.windows(secret.len()).any(|window| window == secret.as_bytes())
 }
 
-/// Whether a liar reads a client's note, while that one is there and when it has left.
+/// Returns whether a liar reads a client's note, while that one is there and when it has left.
 fn is_read(server: &Server) -> (bool, bool) {
     let secret = format!("note-{:x}", std::process::id());
     let mut client = server.connect();

@@ -109,7 +109,7 @@ fn found<T>(walk: Walk<T>, whose: &str) -> Vec<T> {
     walk.found
 }
 
-/// A table without lines whose numbers stand to the right.
+/// Returns a table without lines whose numbers stand to the right.
 fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header.iter().copied());

@@ -87,7 +87,7 @@ impl Options {
     }
 }
 
-/// What it means that there was no better way.
+/// Returns what it means that there was no better way.
 fn consequence(mechanism: orrery_manager::Mechanism) -> Option<&'static str> {
     use orrery_manager::Mechanism;
     match mechanism {

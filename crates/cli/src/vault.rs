@@ -134,7 +134,8 @@ const KEYS: [ObjectIdentifier; 4] = [
     ObjectIdentifier::new_unwrap("1.3.101.112"),
 ];
 
-/// The SubjectPublicKeyInfo, in DER, of the private key in the PEM file `path`, as the `openssl` command computes it.
+/// Returns the SubjectPublicKeyInfo, in DER, of the private key in the PEM file `path`, as the `openssl` command
+/// computes it.
 ///
 /// The command is asked, rather than its library linked, because every other use of `orrery` would load that library, too.
 fn public_part(path: &Path) -> Result<Vec<u8>> {

@@ -157,7 +157,7 @@ fn each_way_of_taking_a_call_away_is_told_apart() {
     }
 }
 
-/// Where an ordinary user can reach the program.
+/// Returns where an ordinary user can reach the program.
 fn public_copy() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -385,7 +385,7 @@ fn a_reader_that_leaves_is_no_error() {
     assert_eq!((status.code(), status.signal(), complaint.as_str()), (Some(0), None, ""));
 }
 
-/// The doctor with a `PATH` that holds one program, a script of this text.
+/// Returns the doctor with a `PATH` that holds one program, a script of this text.
 fn with_program(name: &str, script: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(name);

@@ -89,8 +89,8 @@ fn skipped(why: &str) {
     orrery_testing::skipped!("{why}");
 }
 
-/// The machine, started; nothing, with the reason printed, where it cannot be had. With a `crash_disk` it has a crash kernel,
-/// which copies the memory there.
+/// Returns the machine, started; nothing, with the reason printed, where it cannot be had. With a `crash_disk` it has
+/// a crash kernel, which copies the memory there.
 fn boot(directory: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
     if let Err(error) = command::require("qemu-system-x86_64", "qemu-system-x86") {
         skipped(&error.to_string());
@@ -164,7 +164,7 @@ fn rows(what: &str, image: &Path, more: &[&str]) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The guest's own lines of a kind, without the letter.
+/// Returns the guest's own lines of a kind, without the letter.
 fn told<'c>(console: &'c str, letter: &str) -> Vec<&'c str> {
     console.lines().filter_map(|line| line.strip_prefix(letter)?.strip_prefix(' ')).collect()
 }

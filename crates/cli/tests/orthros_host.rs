@@ -69,14 +69,14 @@ impl Lan {
         lan
     }
 
-    /// The command, on this host.
+    /// Returns the command, on this host.
     fn orthros(&self) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.host, ORRERY, "orthros"]).env("ORRERY_CACHE", cache());
         command
     }
 
-    /// A connection from the client to the service.
+    /// Returns a connection from the client to the service.
     fn connect(&self, port: u16) -> TcpStream {
         let space = std::fs::File::open(Path::new("/run/netns").join(&self.client)).unwrap();
         // A socket stays in the network that its thread was in.
@@ -106,7 +106,7 @@ impl Drop for Lan {
     }
 }
 
-/// What a command says that must fail and print nothing else.
+/// Returns what a command says that must fail and print nothing else.
 fn refused(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
@@ -209,7 +209,7 @@ fn what_a_bridge_cannot_give_is_told_and_nothing_is_changed() {
     );
 }
 
-/// What a line of /proc/PID/status says.
+/// Returns what a line of /proc/PID/status says.
 fn field<'s>(status: &'s str, name: &str) -> Vec<&'s str> {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {name}: {status}")).split_whitespace().collect()

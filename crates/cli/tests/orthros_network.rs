@@ -37,7 +37,7 @@ const RULES: &str = "table inet filter {
 }
 ";
 
-/// Why nobody gets in by the service's first address.
+/// Returns why nobody gets in by the service's first address.
 fn refusal(network: &str) -> ErrorKind {
     let space = std::fs::File::open(Path::new("/run/netns").join(network)).unwrap();
     let tried = std::thread::spawn(move || {

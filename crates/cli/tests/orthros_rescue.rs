@@ -297,7 +297,7 @@ impl Sql {
         Self { child, input, output }
     }
 
-    /// What statements answer; nothing where the client has ended, as it does if one fails.
+    /// Returns what statements answer; nothing where the client has ended, as it does if one fails.
     fn ask(&mut self, statements: &str) -> Option<String> {
         writeln!(self.input, "{statements} select '{}';", Self::DONE).ok()?;
         let mut answer = String::new();

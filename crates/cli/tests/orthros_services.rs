@@ -197,7 +197,7 @@ fn serves_through_panic_and_hang(options: &[&str], service: &[&str], port: u16, 
     up.expect("end");
 }
 
-/// Whether a service is to be run here.
+/// Returns whether a service is to be run here.
 fn is_wanted(programs: &[(&str, &'static str)]) -> bool {
     let why = match std::env::var_os("ORRERY_SERVICES") {
         None => Some("ORRERY_SERVICES=1 runs it".to_owned()),
@@ -209,7 +209,7 @@ fn is_wanted(programs: &[(&str, &'static str)]) -> bool {
     why.is_none()
 }
 
-/// A new directory with a file, and the path of that.
+/// Returns a new directory with a file, and the path of that.
 fn with_file(name: &str, text: &str) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(name);

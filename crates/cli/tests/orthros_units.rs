@@ -73,7 +73,8 @@ fn debians_nginx_keeps_its_connections() {
     serves_through_panic_and_hang("nginx", page, &files, "256");
 }
 
-/// Whether the services are to be run that `make test` leaves out: `make soak` sets ORRERY_SERVICES, and they have to be installed.
+/// Returns whether the services are to be run that `make test` leaves out: `make soak` sets ORRERY_SERVICES, and they
+/// have to be installed.
 fn wanted(unit: &str, programs: &[(&str, &'static str)]) -> bool {
     let why = match std::env::var_os("ORRERY_SERVICES") {
         None => Some("ORRERY_SERVICES=1 runs it".to_owned()),

@@ -8,7 +8,7 @@ mod facility;
 
 use std::process::Command;
 
-/// What is printed, and the exit status.
+/// Returns what is printed, and the exit status.
 fn fails(words: &[&str]) -> (String, Option<i32>) {
     let output = Command::new(env!("CARGO_BIN_EXE_orrery")).args(words).output().unwrap();
     (String::from_utf8(output.stderr).unwrap(), output.status.code())

@@ -64,7 +64,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What became of each call, by its name.
+/// Returns what became of each call, by its name.
 fn errors(output: &Output) -> Vec<(String, String)> {
     assert!(output.status.success(), "{output:?}");
     let split = |line: &str| line.rsplit_once(' ').map(|(name, error)| (name.to_owned(), error.to_owned()));

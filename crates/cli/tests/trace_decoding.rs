@@ -224,7 +224,7 @@ fn typical_calls_are_shown_as_strace_shows_them() {
     }
 }
 
-/// What an argument is in the second comparison: something that the kernel refuses.
+/// Returns what an argument is in the second comparison: something that the kernel refuses.
 fn argument(call: &Signature, argument: &Argument) -> &'static str {
     let number = ["pid", "tgid", "upid", "who", "pid1", "pid2"].contains(&argument.name);
     let id = ["uid", "gid", "user", "group", "ruid", "euid", "suid", "rgid", "egid", "sgid"]

@@ -445,8 +445,8 @@ fn openssl_makes_all_signatures_where_it_is_told_to() {
     }
 }
 
-/// Whether AWS-LC has drawn random bytes in this process. From then on it has a page that the kernel wipes in copies, so as to know
-/// itself copied; OpenSSL asks for its number instead.
+/// Returns whether AWS-LC has drawn random bytes in this process. From then on it has a page that the kernel wipes in
+/// copies, so as to know itself copied; OpenSSL asks for its number instead.
 fn has_drawn_for_aws_lc(pid: i32) -> bool {
     let mappings = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let flags = mappings.lines().filter_map(|line| line.strip_prefix("VmFlags:"));

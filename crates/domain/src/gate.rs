@@ -130,8 +130,8 @@ impl Face {
         left != 0
     }
 
-    /// When the owner begins to yield, where that is to be known: a clock costs as much as the rest of a wait, and
-    /// losses do not come alone.
+    /// Returns when the owner begins to yield, where that is to be known: a clock costs as much as the rest of a
+    /// wait, and losses do not come alone.
     #[inline]
     fn begins_to_yield(&self) -> Option<u64> {
         let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);

@@ -174,7 +174,7 @@ impl Drop for SharedMemory {
     }
 }
 
-/// A new mapping, its size and its file.
+/// Returns a new mapping, its size and its file.
 fn make(name: &str, len: usize) -> Result<(NonNull<u8>, usize, OwnedFd)> {
     let len = len.max(1).next_multiple_of(PAGE);
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)

@@ -458,7 +458,7 @@ fn spare_page(memory: &SharedMemory) -> &SparePage {
     unsafe { memory.start().cast::<SparePage>().as_ref() }
 }
 
-/// An errno that another process wrote.
+/// Returns an errno that another process wrote.
 fn errno_of(raw: i32) -> Errno {
     if (1..4096).contains(&raw) { Errno::from_raw_os_error(raw) } else { Errno::IO }
 }

@@ -205,7 +205,7 @@ fn own_pid() -> i64 {
     i64::from(rustix::process::getpid().as_raw_pid())
 }
 
-/// Whether a process is gone or a zombie, after a while.
+/// Returns whether a process is gone or a zombie, after a while.
 fn ends(pid: i64) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(20) {

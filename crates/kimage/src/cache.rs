@@ -53,7 +53,7 @@ pub enum Pages {
 }
 
 impl Kernel {
-    /// The pages of an `address_space`, by ascending index.
+    /// Returns the pages of an `address_space`, by ascending index.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Kernel {
         Ok(walk.found)
     }
 
-    /// Whether a flag of `enum pageflags` is set in a page's first word.
+    /// Returns whether a flag of `enum pageflags` is set in a page's first word.
     fn page_flag(&self, page: Object<'_>, name: &str, fallback: u64) -> Result<bool> {
         let bit = self.types().constant("pageflags", name).unwrap_or(fallback).min(63);
         Ok(page.u64("flags")? >> bit & 1 != 0)
@@ -147,7 +147,7 @@ impl<'k> CachedPage<'k> {
         self.head.kernel()
     }
 
-    /// Whether all of it is the file's. Where not, its [`buffers`](Self::buffers) say which parts are.
+    /// Returns whether all of it is the file's. Where not, its [`buffers`](Self::buffers) say which parts are.
     ///
     /// # Errors
     ///

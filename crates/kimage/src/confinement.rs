@@ -60,7 +60,7 @@ impl Task<'_> {
         Ok(Seccomp { mode, filters })
     }
 
-    /// Whether it can never gain privileges (`PR_SET_NO_NEW_PRIVS`).
+    /// Returns whether it can never gain privileges (`PR_SET_NO_NEW_PRIVS`).
     ///
     /// # Errors
     ///
@@ -69,7 +69,8 @@ impl Task<'_> {
         Ok(self.object().u64("atomic_flags")? >> NO_NEW_PRIVILEGES & 1 != 0)
     }
 
-    /// Whether it is in a domain of Landlock (`landlock_restrict_self`), which takes rights to files and ports away.
+    /// Returns whether it is in a domain of Landlock (`landlock_restrict_self`), which takes rights to files and
+    /// ports away.
     ///
     /// Source: Linux `security/landlock/cred.h`. The credentials have a block of bytes, of which each security module has a part.
     ///

@@ -119,7 +119,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         Ok(Self { volume, disk, block_size, committed, pages, pending })
     }
 
-    /// How many bytes a block has.
+    /// Returns how many bytes a block has.
     #[must_use]
     pub fn block_size(&self) -> u64 {
         self.block_size
@@ -148,7 +148,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         self.volume.object().corrupt(why)
     }
 
-    /// A block as the kernel last knew it.
+    /// Returns a block as the kernel last knew it.
     ///
     /// # Errors
     ///
@@ -219,7 +219,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         })
     }
 
-    /// Where a file is on the disk.
+    /// Returns where a file is on the disk.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         Ok(self.extent_tree(file)?.extents)
     }
 
-    /// Where a file is on the disk, and where the blocks are that say so.
+    /// Returns where a file is on the disk, and where the blocks are that say so.
     pub(crate) fn extent_tree(&self, file: &Ext4File<'k>) -> Result<ExtentTree> {
         let number = file.attributes.number;
         if !file.has_extents() {
@@ -284,7 +284,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         Ok(())
     }
 
-    /// The names in a directory, without `.` and `..`.
+    /// Returns the names in a directory, without `.` and `..`.
     ///
     /// # Errors
     ///
@@ -306,7 +306,7 @@ impl<'k, 'r> Ext4<'k, 'r> {
         Ok(names)
     }
 
-    /// What a symbolic link says, if that is in its inode: a longer text is the file's contents.
+    /// Returns what a symbolic link says, if that is in its inode: a longer text is the file's contents.
     #[must_use]
     pub fn short_link(&self, file: &Ext4File<'k>) -> Option<Vec<u8>> {
         let size = usize::try_from(file.attributes.size).ok()?;
@@ -347,7 +347,8 @@ impl From<Error> for Broken {
     }
 }
 
-/// The names in one block of a directory. Nodes of its index, checksums and removed names look like entries of file 0.
+/// Returns the names in one block of a directory. Nodes of its index, checksums and removed names look like entries
+/// of file 0.
 pub(crate) fn read_names(block: &[u8], names: &mut Vec<Name>) -> Result<(), String> {
     let mut at = 0;
     while at + 8 <= block.len() {
@@ -367,23 +368,23 @@ pub(crate) fn read_names(block: &[u8], names: &mut Vec<Name>) -> Result<(), Stri
 }
 
 impl<'k> Ext4File<'k> {
-    /// Whether its inode was in memory; otherwise it is known from the block that the inode is in.
+    /// Returns whether its inode was in memory; otherwise it is known from the block that the inode is in.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.inode.is_some()
     }
 
-    /// Where its inode is in memory, if it is there.
+    /// Returns where its inode is in memory, if it is there.
     pub(crate) fn address(&self) -> Option<u64> {
         self.inode.map(|inode| inode.object().address())
     }
 
-    /// Whether runs of blocks say where it is.
+    /// Returns whether runs of blocks say where it is.
     pub(crate) fn has_extents(&self) -> bool {
         self.flags & INLINE == 0 && self.flags & EXTENTS != 0
     }
 
-    /// Its pages in memory.
+    /// Returns its pages in memory.
     ///
     /// # Errors
     ///

@@ -125,7 +125,7 @@ impl<'k> Task<'k> {
         Ok(())
     }
 
-    /// Its working directory and its root directory.
+    /// Returns its working directory and its root directory.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl<'k> Task<'k> {
         Ok((of("pwd")?, of("root")?))
     }
 
-    /// What its working directory's inode tells, and the address of that.
+    /// Returns what its working directory's inode tells, and the address of that.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl<'k> OpenFile<'k> {
         self.object.required("f_inode", "inode")
     }
 
-    /// The number of its inode.
+    /// Returns the number of its inode.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl<'k> OpenFile<'k> {
         self.object.u32("f_flags")
     }
 
-    /// Where the next read or write takes place.
+    /// Returns where the next read or write takes place.
     ///
     /// # Errors
     ///
@@ -250,8 +250,9 @@ impl<'k> OpenFile<'k> {
         })
     }
 
-    /// Whether some path may lead to it: what it is on is mounted where processes see it. What the kernel has for itself only (namespaces,
-    /// message queues), what was unmounted since, and what was made by `fsmount` and never put anywhere has no place in the tree of names.
+    /// Returns whether some path may lead to it: what it is on is mounted where processes see it. What the kernel has
+    /// for itself only (namespaces, message queues), what was unmounted since, and what was made by `fsmount` and
+    /// never put anywhere has no place in the tree of names.
     ///
     /// # Errors
     ///
@@ -269,7 +270,7 @@ impl<'k> OpenFile<'k> {
         Ok(!space.has("seq") || space.u64("seq")? != 0)
     }
 
-    /// Whether it is a file of `/proc` about a process that is gone.
+    /// Returns whether it is a file of `/proc` about a process that is gone.
     ///
     /// # Errors
     ///
@@ -286,7 +287,7 @@ impl<'k> OpenFile<'k> {
             .is_some_and(|lists| lists.iter().all(|&byte| byte == 0)))
     }
 
-    /// The name of the type of its file system, such as `ext4`.
+    /// Returns the name of the type of its file system, such as `ext4`.
     ///
     /// # Errors
     ///
@@ -318,7 +319,7 @@ impl<'k> OpenFile<'k> {
     }
 }
 
-/// A name's bytes.
+/// Returns a name's bytes.
 pub(crate) fn name(dentry: Object<'_>) -> Result<Vec<u8>> {
     let length = usize::try_from(dentry.u32("d_name.len")?).unwrap_or(usize::MAX);
     if length > 255 {

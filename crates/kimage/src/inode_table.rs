@@ -50,7 +50,7 @@ impl<'k> Ext4<'k, '_> {
         })
     }
 
-    /// The descriptors of a block of them: of group `first` and those after it.
+    /// Returns the descriptors of a block of them: of group `first` and those after it.
     fn descriptors(&self, first: u64, measures: &Measures) -> Result<Vec<Group>> {
         let own = self.own()?;
         let (size, per_block) = (own.u64("s_desc_size")?.max(32), own.u64("s_desc_per_block")?.max(1));
@@ -76,7 +76,7 @@ impl<'k> Ext4<'k, '_> {
             .collect())
     }
 
-    /// The bytes of a file's inode, as the kernel last knew them.
+    /// Returns the bytes of a file's inode, as the kernel last knew them.
     pub(crate) fn raw_inode(&self, number: u64) -> Result<Vec<u8>> {
         let measures = self.measures()?;
         let index = number.checked_sub(1).ok_or_else(|| self.corrupt("a file of number 0"))?;
@@ -147,7 +147,7 @@ impl<'k> Ext4<'k, '_> {
         Ok(found)
     }
 
-    /// Whether what a file consists of besides its inode and its contents changed.
+    /// Returns whether what a file consists of besides its inode and its contents changed.
     fn is_pending(&self, file: &Ext4File<'k>, raw: &[u8]) -> Result<bool> {
         if attribute_block(raw).is_some_and(|block| self.pending.contains(&block)) {
             return Ok(true);
@@ -171,7 +171,7 @@ pub(crate) fn attribute_block(raw: &[u8]) -> Option<u64> {
     Some(block).filter(|&block| block != 0)
 }
 
-/// How many bytes of an inode follow those that all have; nothing where it has room for no more.
+/// Returns how many bytes of an inode follow those that all have; nothing where it has room for no more.
 pub(crate) fn extra(raw: &[u8]) -> Option<usize> {
     half(raw, 0x80).map(usize::from)
 }

@@ -72,7 +72,7 @@ impl Task<'_> {
         objects(self.object(), QUEUES)?.into_iter().map(queue).collect()
     }
 
-    /// Whether the kernel adjusts semaphores when it ends (`SEM_UNDO`).
+    /// Returns whether the kernel adjusts semaphores when it ends (`SEM_UNDO`).
     ///
     /// # Errors
     ///

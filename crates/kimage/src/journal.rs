@@ -65,7 +65,7 @@ mod tests {
         heads.first().copied().unwrap_or(0)
     }
 
-    /// A journal with two transactions, and its address.
+    /// Returns a journal with two transactions, and its address.
     fn journal(m: &mut Maker) -> (u64, u64) {
         let (journal, running, committing) =
             (m.make("journal_s"), m.make("transaction_s"), m.make("transaction_s"));

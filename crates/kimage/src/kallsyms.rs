@@ -37,7 +37,7 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// The address of the only, or the first, symbol of this name.
+    /// Returns the address of the only, or the first, symbol of this name.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Symbols {
         self.all.get(name)?.first().copied()
     }
 
-    /// Where what has this address within it begins: the last symbol that is not above it.
+    /// Returns where what has this address within it begins: the last symbol that is not above it.
     #[must_use]
     pub fn function(&self, address: u64) -> Option<u64> {
         let sorted = self.sorted.get_or_init(|| {
@@ -69,19 +69,19 @@ impl Symbols {
         self.all.iter().filter(|(_, all)| all.contains(&start)).map(|(name, _)| &**name).min()
     }
 
-    /// Whether one of the symbols of this name has this address.
+    /// Returns whether one of the symbols of this name has this address.
     #[must_use]
     pub fn is_at(&self, name: &str, address: u64) -> bool {
         self.all.get(name).is_some_and(|all| all.contains(&address))
     }
 
-    /// How many names there are.
+    /// Returns how many names there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()

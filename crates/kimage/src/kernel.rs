@@ -75,13 +75,13 @@ impl Kernel {
         Self { memory, info, symbols, types, windows }
     }
 
-    /// The machine's memory.
+    /// Returns the machine's memory.
     #[must_use]
     pub fn memory(&self) -> &dyn PhysicalMemory {
         &*self.memory
     }
 
-    /// What the kernel says about itself.
+    /// Returns what the kernel says about itself.
     #[must_use]
     pub fn info(&self) -> &Vmcoreinfo {
         &self.info
@@ -99,13 +99,13 @@ impl Kernel {
         &self.types
     }
 
-    /// How many levels its page tables have.
+    /// Returns how many levels its page tables have.
     #[must_use]
     pub fn levels(&self) -> u8 {
         self.windows.levels
     }
 
-    /// The structure `kind` at `address`.
+    /// Returns the structure `kind` at `address`.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl Kernel {
         self.windows.read(&*self.memory, address, into)
     }
 
-    /// A number of eight bytes in the kernel's address space.
+    /// Returns a number of eight bytes in the kernel's address space.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl Kernel {
         self.windows.read_u64(&*self.memory, address)
     }
 
-    /// Where an address of the kernel is in physical memory.
+    /// Returns where an address of the kernel is in physical memory.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl Kernel {
         self.windows.physical(&*self.memory, address)
     }
 
-    /// Where the kernel sees a physical address in its direct mapping.
+    /// Returns where the kernel sees a physical address in its direct mapping.
     #[must_use]
     pub fn direct(&self, physical: u64) -> u64 {
         self.windows.direct.unwrap_or(DIRECT).wrapping_add(physical)

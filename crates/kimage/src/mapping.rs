@@ -44,7 +44,7 @@ pub struct Mapping<'k> {
 }
 
 impl<'k> Task<'k> {
-    /// Its address space; nothing for kernel threads and zombies.
+    /// Returns its address space; nothing for kernel threads and zombies.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl<'k> AddressSpace<'k> {
         Ok(PageTables::new(kernel.memory(), root, kernel.levels()))
     }
 
-    /// All mappings, by ascending address.
+    /// Returns all mappings, by ascending address.
     pub fn mappings(&self) -> Walk<Mapping<'k>> {
         let mut walk = Walk::default();
         let mut addresses = Vec::new();
@@ -195,7 +195,7 @@ impl<'k> Mapping<'k> {
             .collect()
     }
 
-    /// What it is for, where that is not a file: `[heap]`, `[stack]`, `[vdso]` and their like.
+    /// Returns what it is for, where that is not a file: `[heap]`, `[stack]`, `[vdso]` and their like.
     ///
     /// # Errors
     ///
@@ -223,14 +223,14 @@ impl<'k> Mapping<'k> {
         })
     }
 
-    /// Whether writes are seen by others who map the same.
+    /// Returns whether writes are seen by others who map the same.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.flags & SHARED != 0
     }
 
-    /// The pages of it that its page tables hold, by ascending address. Page tables that cannot be read are reported,
-    /// with the addresses that they would have mapped.
+    /// Returns the pages of it that its page tables hold, by ascending address. Page tables that cannot be read are
+    /// reported, with the addresses that they would have mapped.
     pub fn pages(&self, tables: &PageTables<'_>) -> Walk<Entry> {
         let mut walk = Walk::default();
         let mut problems = Vec::new();

@@ -39,14 +39,14 @@ pub trait PhysicalMemory: Send + Sync {
     /// [`Error::NoMemory`] with the first address that is missing; `into` may then be filled in part.
     fn read(&self, physical: u64, into: &mut [u8]) -> Result<()>;
 
-    /// Where `length` bytes from address `physical` on are in this process' own address space, for system calls that
-    /// copy from there; nothing where they are not all there, or this source has no such place. They stay there as long
-    /// as the source does, and the owner of the memory may change them.
+    /// Returns where `length` bytes from address `physical` on are in this process' own address space, for system
+    /// calls that copy from there; nothing where they are not all there, or this source has no such place. They stay
+    /// there as long as the source does, and the owner of the memory may change them.
     fn place(&self, _physical: u64, _length: usize) -> Option<*const u8> {
         None
     }
 
-    /// The kernel's VMCOREINFO, where the program that dumped the memory kept it beside the memory itself.
+    /// Returns the kernel's VMCOREINFO, where the program that dumped the memory kept it beside the memory itself.
     fn vmcoreinfo(&self) -> Option<&[u8]> {
         None
     }
@@ -64,7 +64,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// The segments of a memory of `size` bytes.
+    /// Returns the segments of a memory of `size` bytes.
     #[must_use]
     pub fn segments(self, size: u64) -> Vec<Segment> {
         let (threshold, below) = match self {
@@ -127,7 +127,7 @@ impl MappedMemory {
         Self { map, segments, vmcoreinfo: None }
     }
 
-    /// The same memory, with the kernel's VMCOREINFO beside it.
+    /// Returns the same memory, with the kernel's VMCOREINFO beside it.
     pub(crate) fn with_vmcoreinfo(self, vmcoreinfo: Option<Vec<u8>>) -> Self {
         Self { vmcoreinfo, ..self }
     }

@@ -32,13 +32,13 @@ impl<'k> Object<'k> {
         Self { kernel, kind, address }
     }
 
-    /// Where it is, in the kernel's address space.
+    /// Returns where it is, in the kernel's address space.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The kernel that it belongs to.
+    /// Returns the kernel that it belongs to.
     #[must_use]
     pub fn kernel(&self) -> &'k Kernel {
         self.kernel
@@ -55,12 +55,12 @@ impl<'k> Object<'k> {
         Ok((address.ok_or(Error::BadPointer { address: self.address, kind: self.kind })?, field))
     }
 
-    /// Whether this type has such a member in this kernel.
+    /// Returns whether this type has such a member in this kernel.
     pub fn has(&self, path: &'static str) -> bool {
         self.kernel.types().has(self.kind, path)
     }
 
-    /// The address of a member.
+    /// Returns the address of a member.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<'k> Object<'k> {
         Ok(self.place(path)?.0)
     }
 
-    /// A number of up to eight bytes, or a bit-field, extended with zeros.
+    /// Returns a number of up to eight bytes, or a bit-field, extended with zeros.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl<'k> Object<'k> {
         })
     }
 
-    /// The lowest 32 bits of a number.
+    /// Returns the lowest 32 bits of a number.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl<'k> Object<'k> {
         Ok(self.u64(path)? as u32)
     }
 
-    /// The lowest 32 bits of a number, with a sign.
+    /// Returns the lowest 32 bits of a number, with a sign.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl<'k> Object<'k> {
         self.kernel.object(kind, self.address.wrapping_sub(offset))
     }
 
-    /// A member's bytes as they stand.
+    /// Returns a member's bytes as they stand.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl<'k> Object<'k> {
         Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
     }
 
-    /// The string that a pointer points to.
+    /// Returns the string that a pointer points to.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ const DEEPEST: u32 = 4;
 /// No packet has more bytes than this, in all of its parts.
 pub(crate) const LONGEST: usize = 16 << 20;
 
-/// The packets of a list, in order.
+/// Returns the packets of a list, in order.
 ///
 /// One that is just being taken off leads nowhere any more: what comes behind it is then found from the list's other
 /// end.
@@ -79,13 +79,13 @@ struct Piece {
 }
 
 impl Piece {
-    /// Where it ends in its page; nothing of what cannot be a part.
+    /// Returns where it ends in its page; nothing of what cannot be a part.
     fn end(&self) -> Option<u32> {
         self.offset.checked_add(self.length).filter(|_| self.length <= LONGEST_PART)
     }
 }
 
-/// How long a packet's linear part is: by where it ends, as its length alone may be ahead of it.
+/// Returns how long a packet's linear part is: by where it ends, as its length alone may be ahead of it.
 fn linear(packet: Object<'_>) -> Result<u32> {
     let (head, data) = (packet.u64("head")?, packet.u64("data")?);
     let end = head.wrapping_add(packet.u64("tail")?);
@@ -111,7 +111,7 @@ fn places(packet: Object<'_>) -> Result<Vec<Piece>> {
     (0..(all.size / size.max(1)).min(MOST_PAGES)).map(place).collect()
 }
 
-/// The parts in pages.
+/// Returns the parts in pages.
 fn pieces(packet: Object<'_>) -> Result<Vec<Piece>> {
     let mut pieces = places(packet)?;
     pieces.truncate(shared(packet)?.u32("nr_frags")? as usize);
@@ -130,7 +130,7 @@ fn moved_up(mut pieces: Vec<Piece>) -> Vec<Piece> {
     pieces
 }
 
-/// How long the parts of a packet are: the linear one, and its pages.
+/// Returns how long the parts of a packet are: the linear one, and its pages.
 pub(crate) fn parts(packet: Object<'_>) -> Result<Vec<u32>> {
     let mut lengths = vec![linear(packet)?];
     if packet.u32("data_len")? > 0 {
@@ -139,7 +139,7 @@ pub(crate) fn parts(packet: Object<'_>) -> Result<Vec<u32>> {
     Ok(lengths)
 }
 
-/// What a packet carries: its linear part, its pages, and the packets that hang on it.
+/// Returns what a packet carries: its linear part, its pages, and the packets that hang on it.
 pub(crate) fn carried(packet: Object<'_>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     append(packet, &mut HashSet::new(), &mut bytes, DEEPEST)?;
@@ -197,7 +197,8 @@ fn append_piece(packet: Object<'_>, piece: Piece, bytes: &mut Vec<u8>) -> Result
     kernel.memory().read(physical, room(packet, piece.length, bytes)?)
 }
 
-/// What is left of a packet whose first bytes are being dropped (`__pskb_trim_head`), as far as all is in pages.
+/// Returns what is left of a packet whose first bytes are being dropped (`__pskb_trim_head`), as far as all is in
+/// pages.
 ///
 /// # Errors
 ///
@@ -206,9 +207,10 @@ pub(crate) fn remaining(packet: Object<'_>) -> Result<Vec<u8>> {
     in_pages(packet, Some(moved_up(pieces(packet)?)), || "it is being dropped".to_owned())
 }
 
-/// What a packet carried before its end was cut off, so many bytes behind its first `length`. They are to be a packet
-/// of their own, which hangs nowhere yet (`skb_split`). Their pages still stand where they stood, but for the one that
-/// is cut itself: that ends with the first `length` bytes from the moment on in which the other packet has the rest.
+/// Returns what a packet carried before its end was cut off, so many bytes behind its first `length`. They are to be
+/// a packet of their own, which hangs nowhere yet (`skb_split`). Their pages still stand where they stood, but for
+/// the one that is cut itself: that ends with the first `length` bytes from the moment on in which the other packet
+/// has the rest.
 ///
 /// # Errors
 ///

@@ -25,7 +25,7 @@ pub enum PageOwner {
 }
 
 impl Kernel {
-    /// The physical address of the page that a `struct page` stands for.
+    /// Returns the physical address of the page that a `struct page` stands for.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ pub struct PageCensus<'k> {
 }
 
 impl PageCensus<'_> {
-    /// Where the structure of a page of this number is in the kernel's address space.
+    /// Returns where the structure of a page of this number is in the kernel's address space.
     fn at(&self, number: u64) -> u64 {
         self.base.wrapping_add(number.wrapping_mul(self.size))
     }
@@ -136,7 +136,7 @@ impl PageCensus<'_> {
         Ok(u32::from_le_bytes(bytes).wrapping_add(1))
     }
 
-    /// What the page at a physical address is.
+    /// Returns what the page at a physical address is.
     ///
     /// # Errors
     ///

@@ -56,7 +56,7 @@ pub struct PageTables<'m> {
     levels: u8,
 }
 
-/// How many bytes an entry of `level` spans; level 1 is the lowest.
+/// Returns how many bytes an entry of `level` spans; level 1 is the lowest.
 const fn span(level: u8) -> u64 {
     1 << (12 + 9 * (level - 1))
 }
@@ -73,7 +73,7 @@ impl<'m> PageTables<'m> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Where `address` is in physical memory.
+    /// Returns where `address` is in physical memory.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl<'m> PageTables<'m> {
         );
     }
 
-    /// Whether all of a page is memory.
+    /// Returns whether all of a page is memory.
     fn holds(&self, leaf: &Leaf) -> bool {
         let segments = self.memory.segments();
         let index = segments.partition_point(|segment| segment.physical <= leaf.physical);

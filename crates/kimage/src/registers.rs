@@ -58,7 +58,7 @@ pub struct FloatState {
 }
 
 impl<'k> Task<'k> {
-    /// Where they lie that were saved when it came into the kernel.
+    /// Returns where they lie that were saved when it came into the kernel.
     pub(crate) fn saved_registers(&self) -> Result<Object<'k>> {
         let kernel = self.object().kernel();
         let symbols = kernel.symbols();
@@ -156,7 +156,7 @@ pub(crate) fn current<'k>(kernel: &'k crate::Kernel, cpu: u64) -> Result<Object<
     kernel.object("task_struct", task)
 }
 
-/// Where a CPU has its own of a variable that each has.
+/// Returns where a CPU has its own of a variable that each has.
 pub(crate) fn of_processor(kernel: &crate::Kernel, symbol: &str, cpu: u64) -> Result<u64> {
     let symbols = kernel.symbols();
     let offset = symbols.address("__per_cpu_offset")?.wrapping_add(cpu.wrapping_mul(8));

@@ -40,7 +40,7 @@ pub struct PosixTimer {
 }
 
 impl Task<'_> {
-    /// The signals that wait for this thread, or for its process: what a handler would get, 128 bytes each.
+    /// Returns the signals that wait for this thread, or for its process: what a handler would get, 128 bytes each.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Task<'_> {
         Ok(found)
     }
 
-    /// The timers of its process.
+    /// Returns the timers of its process.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ fn timer(timer: Object<'_>) -> Result<PosixTimer> {
     })
 }
 
-/// The innermost of a number's meanings.
+/// Returns the innermost of a number's meanings.
 fn number(pid: Object<'_>) -> Result<i32> {
     let level = u64::from(pid.u32("level")?).min(32);
     let first = pid.address_of("numbers")?.wrapping_add(level * pid.kernel().types().size("upid")?);

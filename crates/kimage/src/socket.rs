@@ -76,7 +76,7 @@ impl<'k> OpenFile<'k> {
         self.object().required("private_data", "socket")?.required("sk", "sock")
     }
 
-    /// The family of a socket's addresses.
+    /// Returns the family of a socket's addresses.
     ///
     /// # Errors
     ///
@@ -147,8 +147,8 @@ impl<'k> OpenFile<'k> {
         Ok(found)
     }
 
-    /// The datagrams that wait in a UDP socket, in the order in which they came; nothing in the place of one that did
-    /// not come over IPv4.
+    /// Returns the datagrams that wait in a UDP socket, in the order in which they came; nothing in the place of one
+    /// that did not come over IPv4.
     ///
     /// # Errors
     ///

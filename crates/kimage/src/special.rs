@@ -71,7 +71,7 @@ pub enum Special {
 }
 
 impl OpenFile<'_> {
-    /// What it is and what it holds, of a pipe or of a file without a name.
+    /// Returns what it is and what it holds, of a pipe or of a file without a name.
     ///
     /// # Errors
     ///

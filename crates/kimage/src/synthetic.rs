@@ -282,7 +282,7 @@ const TYPES: &[TableEntry] = &[
     ("hlist_node", 16, &[("next", 0, 8), ("pprev", 8, 8)]),
 ];
 
-/// The types of the machine.
+/// Returns the types of the machine.
 fn types() -> Types {
     Types::from_table(&[TYPES, sockets::TYPES].concat())
 }
@@ -327,7 +327,7 @@ impl Maker {
         at
     }
 
-    /// A structure full of zeros, at the virtual address returned.
+    /// Makes a structure full of zeros, at the virtual address returned.
     pub(crate) fn make(&mut self, kind: &'static str) -> u64 {
         let size = self.types.size(kind).unwrap();
         DIRECT + self.room(size, 256)
@@ -422,7 +422,7 @@ impl Maker {
         self.ring(&ring);
     }
 
-    /// A mapping's structure.
+    /// Makes a mapping's structure.
     pub(crate) fn mapping(&mut self, space: u64, start: u64, end: u64, flags: u64, file: u64) -> u64 {
         let mapping = self.make("vm_area_struct");
         for (path, value) in
@@ -433,7 +433,7 @@ impl Maker {
         mapping
     }
 
-    /// A node of a maple tree with `(last address, slot)`s.
+    /// Makes a node of a maple tree with `(last address, slot)`s.
     pub(crate) fn node(&mut self, kind: &'static str, entries: &[(u64, u64)]) -> u64 {
         let node = self.make(kind);
         let (pivot, slot) = (self.at(node, kind, "pivot"), self.at(node, kind, "slot"));
@@ -589,12 +589,12 @@ impl Machine {
         Self { maker, table: 0, leaf_node: 0, dentry: 0, descriptors: 0 }
     }
 
-    /// The machine as a kernel to walk.
+    /// Returns the machine as a kernel to walk.
     pub(crate) fn kernel(&self) -> Kernel {
         self.kernel_with(self.maker.bytes.clone())
     }
 
-    /// The same with other contents.
+    /// Returns the same with other contents.
     pub(crate) fn kernel_with(&self, bytes: Vec<u8>) -> Kernel {
         let segments = [Segment { physical: 0, length: bytes.len() as u64, offset: 0 }];
         let info = Vmcoreinfo::parse(b"OSRELEASE=made\nSYMBOL(x)=0\n", None).unwrap();

@@ -51,7 +51,7 @@ pub enum State {
 }
 
 impl State {
-    /// The letter of `ps`.
+    /// Returns the letter of `ps`.
     #[must_use]
     pub fn letter(self) -> char {
         match self {
@@ -90,7 +90,7 @@ impl Kernel {
         walk
     }
 
-    /// The process of this number.
+    /// Returns the process of this number.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl<'k> Task<'k> {
         self.object
     }
 
-    /// The number of its process, in the outermost PID namespace.
+    /// Returns the number of its process, in the outermost PID namespace.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl<'k> Task<'k> {
         self.object.i32("tgid")
     }
 
-    /// Its own number, in the outermost PID namespace.
+    /// Returns its own number, in the outermost PID namespace.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ impl<'k> Task<'k> {
         self.object.required("real_parent", "task_struct")?.i32("tgid")
     }
 
-    /// The name of its program, at most 15 bytes.
+    /// Returns the name of its program, at most 15 bytes.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl<'k> Task<'k> {
         self.object.text("comm")
     }
 
-    /// What it is doing.
+    /// Returns what it is doing.
     ///
     /// # Errors
     ///
@@ -216,7 +216,7 @@ impl<'k> Task<'k> {
         })
     }
 
-    /// All threads of its process, its leader first.
+    /// Returns all threads of its process, its leader first.
     pub fn threads(&self) -> Walk<Self> {
         let mut walk = Walk::default();
         let head = self

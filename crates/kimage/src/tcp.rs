@@ -73,9 +73,9 @@ struct Segment {
 }
 
 impl OpenFile<'_> {
-    /// Where the parts of the first packet end of which a program has not read all, counted from what it has not read.
-    /// A program that reads is given one after the other, and that it was is noted (`copied_seq`) when it has been
-    /// given what it wanted of all.
+    /// Returns where the parts of the first packet end of which a program has not read all, counted from what it has
+    /// not read. A program that reads is given one after the other, and that it was is noted (`copied_seq`) when it
+    /// has been given what it wanted of all.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ fn sent<'k>(sock: Object<'k>, tcp: Object<'k>) -> Result<Vec<Object<'k>>> {
     Ok(all)
 }
 
-/// The numbers of a packet's bytes, by its own notes: the first, and how many.
+/// Returns the numbers of a packet's bytes, by its own notes: the first, and how many.
 fn numbers(packet: Object<'_>) -> Result<(u32, u32)> {
     let control = packet.kernel().object("tcp_skb_cb", packet.address_of("cb")?)?;
     let (start, end, flags) = (control.u32("seq")?, control.u32("end_seq")?, control.u32("tcp_flags")?);
@@ -183,16 +183,16 @@ fn segment(packet: Object<'_>, start: u32) -> Result<Segment> {
     Ok(Segment { sequence: first.wrapping_add(lost), claimed: claimed.min(bytes.len()), bytes })
 }
 
-/// How many bytes the packet that is being filled has been given that are not counted as the connection's.
+/// Returns how many bytes the packet that is being filled has been given that are not counted as the connection's.
 fn uncounted(packet: Object<'_>, write_seq: u32) -> Result<u32> {
     let ahead = numbers(packet)?.0.wrapping_add(packet.u32("len")?).wrapping_sub(write_seq);
     Ok(if ahead < LONGEST_QUEUE { ahead } else { 0 })
 }
 
-/// How many bytes before `end` cannot have been sent. The first packet that waits may be on its way already: that it
-/// was sent is noted (`snd_nxt`) when it has been, and by then the other side may have it, and have acknowledged it. To
-/// a connection that goes on elsewhere and does not know that it had sent it this acknowledgment would be nonsense,
-/// each time that it comes.
+/// Returns how many bytes before `end` cannot have been sent. The first packet that waits may be on its way already:
+/// that it was sent is noted (`snd_nxt`) when it has been, and by then the other side may have it, and have
+/// acknowledged it. To a connection that goes on elsewhere and does not know that it had sent it this acknowledgment
+/// would be nonsense, each time that it comes.
 fn unsent(first: u32, next: u32, end: u32, waiting: Option<(u32, u32)>) -> u32 {
     let begun = waiting.map_or(next, |(sequence, length)| sequence.wrapping_add(length));
     let (all, sent) = (end.wrapping_sub(first), next.wrapping_sub(first));

@@ -127,7 +127,7 @@ fn modes(termios: Object<'_>) -> Result<Modes> {
     })
 }
 
-/// What the line discipline has, and then what it has not seen yet.
+/// Returns what the line discipline has, and then what it has not seen yet.
 fn waiting(tty: Object<'_>) -> Result<Vec<u8>> {
     let kernel = tty.kernel();
     let mut found = Vec::new();

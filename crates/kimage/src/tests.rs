@@ -332,7 +332,7 @@ fn a_file_of_anything_holds_no_kernel() {
     }
 }
 
-/// A change to make: where, and what to put there.
+/// Returns a change to make: where, and what to put there.
 fn change() -> impl Strategy<Value = (usize, u64)> {
     let direct = 0xffff_8880_0000_0000_u64;
     let value = prop_oneof![

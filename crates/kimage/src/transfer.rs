@@ -63,7 +63,7 @@ pub enum Returning {
 }
 
 impl Kernel {
-    /// The words of the kernel's stack from one address to another.
+    /// Returns the words of the kernel's stack from one address to another.
     fn words(&self, from: u64, to: u64) -> impl Iterator<Item = u64> {
         (from.next_multiple_of(8)..to.min(from.saturating_add(LARGEST_FRAME))).step_by(8)
     }
@@ -79,7 +79,7 @@ impl Kernel {
         found.max_by_key(|progress| progress.moved)
     }
 
-    /// Where in its file the call stands that has this file's `kiocb` between two addresses of the stack.
+    /// Returns where in its file the call stands that has this file's `kiocb` between two addresses of the stack.
     #[must_use]
     pub fn place_in_file(&self, from: u64, to: u64, file: u64) -> Option<u64> {
         self.words(from, to).find_map(|at| {
@@ -89,8 +89,8 @@ impl Kernel {
         })
     }
 
-    /// What a function had called last: who is in a call of it, or who has returned to it last, as the word below its
-    /// frame tells.
+    /// Returns what a function had called last: who is in a call of it, or who has returned to it last, as the word
+    /// below its frame tells.
     #[must_use]
     pub fn called_last(&self, frame: &Frame) -> Option<Called> {
         let own = self.symbols().function(frame.instruction)?;
@@ -114,8 +114,8 @@ impl Kernel {
         Some(Called::Function(back.wrapping_add(i64::from(distance).cast_unsigned())))
     }
 
-    /// Whether a function that was interrupted does nothing more but give up its frame and return. What it had on the
-    /// stack is below the frame then.
+    /// Returns whether a function that was interrupted does nothing more but give up its frame and return. What it
+    /// had on the stack is below the frame then.
     #[must_use]
     pub fn returning(&self, frame: &Frame) -> Option<Returning> {
         let mut code = [0; LONGEST_END];
@@ -133,8 +133,8 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// Whether a function that was interrupted has, since its last call returned, come past no instruction that adds to
-    /// the member of a structure with this offset, on a way without jumps: so it has not done that yet.
+    /// Returns whether a function that was interrupted has, since its last call returned, come past no instruction
+    /// that adds to the member of a structure with this offset, on a way without jumps: so it has not done that yet.
     #[must_use]
     pub fn has_not_added(&self, frame: &Frame, offset: u64) -> bool {
         let back = frame.interrupted.then(|| self.read_u64(frame.start.wrapping_sub(8)).ok()).flatten();
@@ -146,8 +146,8 @@ impl Kernel {
     }
 }
 
-/// Whether there is an instruction in code that adds a register to memory with this distance from another one. (Intel
-/// SDM volume 2.)
+/// Returns whether there is an instruction in code that adds a register to memory with this distance from another
+/// one. (Intel SDM volume 2.)
 fn adds_to(code: &[u8], offset: u64) -> bool {
     code.windows(3).enumerate().any(|(at, bytes)| {
         let (kind, base) = (bytes[1] >> 6, bytes[1] & 7);
@@ -160,8 +160,8 @@ fn adds_to(code: &[u8], offset: u64) -> bool {
     })
 }
 
-/// Whether code is the end of a function, and if so, whether it moves the result to its place before it returns. (Intel
-/// SDM volume 2.)
+/// Returns whether code is the end of a function, and if so, whether it moves the result to its place before it
+/// returns. (Intel SDM volume 2.)
 fn end_of_function(code: &[u8], returns_by: impl Fn(i32, usize) -> bool) -> Option<bool> {
     let (mut at, mut moves_result) = (0, false);
     loop {
@@ -197,12 +197,12 @@ fn end_of_function(code: &[u8], returns_by: impl Fn(i32, usize) -> bool) -> Opti
     }
 }
 
-/// Whether an instruction's second byte says that both its registers are the same.
+/// Returns whether an instruction's second byte says that both its registers are the same.
 fn cleared(both: u8) -> bool {
     both >> 6 == 3 && both >> 3 & 7 == both & 7
 }
 
-/// What an iterator tells, if it is one over these buffers.
+/// Returns what an iterator tells, if it is one over these buffers.
 fn progress(iterator: Object<'_>, buffers: &[Buffer], writes: bool) -> Result<Option<Progress>> {
     let kernel = iterator.kernel();
     let kind = |name, otherwise| kernel.types().constant("iter_type", name).unwrap_or(otherwise);

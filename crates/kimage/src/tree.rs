@@ -145,7 +145,7 @@ struct Common {
     root: Vec<u8>,
 }
 
-/// The names in a directory: a list of both directions until 6.7, of one since then.
+/// Returns the names in a directory: a list of both directions until 6.7, of one since then.
 fn children(dentry: Object<'_>) -> Result<Vec<Object<'_>>> {
     if dentry.has("d_subdirs") {
         let all = list::members(dentry.embedded("d_subdirs", "list_head")?, "dentry", "d_child");
@@ -168,8 +168,8 @@ fn children(dentry: Object<'_>) -> Result<Vec<Object<'_>>> {
     Ok(found)
 }
 
-/// What a name stands for: the path, if it is a directory to look into; and the file, unless it is as old as the machine.
-/// Neither for one that is only known not to exist, or that was removed.
+/// Returns what a name stands for: the path, if it is a directory to look into; and the file, unless it is as old as
+/// the machine. Neither for one that is only known not to exist, or that was removed.
 fn entry<'k>(
     dentry: Object<'k>,
     folder: &[u8],
@@ -208,7 +208,7 @@ fn entry<'k>(
 }
 
 impl MemoryFile<'_> {
-    /// What a regular file holds, or where a symbolic link leads.
+    /// Returns what a regular file holds, or where a symbolic link leads.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ impl OpenFile<'_> {
         whole(self.inode()?)
     }
 
-    /// The name and the seals of a file made by `memfd_create`; nothing for any other.
+    /// Returns the name and the seals of a file made by `memfd_create`; nothing for any other.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@ impl Types {
         Self { btf: None, fields: RwLock::new(fields), sizes: RwLock::new(sizes) }
     }
 
-    /// Where member `path` of structure `kind` is. A path may go through named members: `"thread.fsbase"`.
+    /// Returns where member `path` of structure `kind` is. A path may go through named members: `"thread.fsbase"`.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl Types {
         field.ok_or_else(missing)
     }
 
-    /// Whether structure `kind` has member `path`.
+    /// Returns whether structure `kind` has member `path`.
     pub fn has(&self, kind: &'static str, path: &'static str) -> bool {
         self.field(kind, path).is_ok()
     }
@@ -96,7 +96,7 @@ impl Types {
         size.ok_or_else(missing)
     }
 
-    /// The value of a constant of enumeration `kind`.
+    /// Returns the value of a constant of enumeration `kind`.
     #[must_use]
     pub fn constant(&self, kind: &str, name: &str) -> Option<u64> {
         let btf = self.btf.as_ref()?;
@@ -110,14 +110,14 @@ impl Types {
     }
 }
 
-/// The structure or union called `kind`, or what a typedef of that name stands for.
+/// Returns the structure or union called `kind`, or what a typedef of that name stands for.
 fn find(btf: &Btf, kind: &str) -> Option<Type> {
     let all = btf.resolve_types_by_name(kind).ok()?;
     let composite = all.iter().find(|found| matches!(found, Type::Struct(_) | Type::Union(_)));
     composite.or_else(|| all.iter().find(|found| matches!(found, Type::Typedef(_)))).cloned()
 }
 
-/// The type behind typedefs and qualifiers.
+/// Returns the type behind typedefs and qualifiers.
 fn bare(btf: &Btf, id: u32) -> Option<Type> {
     let mut found = btf.resolve_type_by_id(id).ok()?;
     for _ in 0..DEEPEST {

@@ -77,7 +77,7 @@ impl<'k> Task<'k> {
         }
     }
 
-    /// Whether the processor that it is on is about to go to another thread, as the scheduler has decided.
+    /// Returns whether the processor that it is on is about to go to another thread, as the scheduler has decided.
     fn is_leaving(&self) -> Result<bool> {
         let (task, kernel) = (self.object(), self.object().kernel());
         // In the task itself until 5.15.
@@ -86,7 +86,7 @@ impl<'k> Task<'k> {
         Ok(kernel.object("rq", queue)?.u64("curr")? != task.address())
     }
 
-    /// The frames from there on, and whether they lead to where this thread came into the kernel.
+    /// Returns the frames from there on, and whether they lead to where this thread came into the kernel.
     fn follow(&self, at: Standing) -> Result<(Vec<Frame>, bool)> {
         let kernel = self.object().kernel();
         let mut walk = Walk { kernel, at, found: Vec::new(), interrupted: true };
@@ -100,7 +100,7 @@ impl<'k> Task<'k> {
     }
 }
 
-/// Where a thread that is on no processor was when it left one.
+/// Returns where a thread that is on no processor was when it left one.
 fn left(task: Object<'_>) -> Result<Standing> {
     let kernel = task.kernel();
     let stack = task.u64("thread.sp")?;
@@ -196,9 +196,9 @@ impl<'k> Walk<'k> {
         Frame { instruction, start: stack, end, interrupted: self.interrupted, result }
     }
 
-    /// Where the frame ends of who stands in what calls by register in place of the processor's own instruction (a
-    /// retpoline): of that the tables do not tell. It makes a call within itself, changes where that returns to, and
-    /// returns.
+    /// Returns where the frame ends of who stands in what calls by register in place of the processor's own
+    /// instruction (a retpoline): of that the tables do not tell. It makes a call within itself, changes where that
+    /// returns to, and returns.
     fn end_in_thunk(&self) -> Option<u64> {
         let symbols = self.kernel.symbols();
         let start = symbols.get(THUNKS).filter(|&start| self.interrupted && self.at.instruction >= start)?;
@@ -213,7 +213,7 @@ impl<'k> Walk<'k> {
     }
 }
 
-/// The lowest 16 bits with their sign.
+/// Returns the lowest 16 bits with their sign.
 fn signed(value: u32) -> i16 {
     u16::try_from(value & 0xffff).unwrap_or(0).cast_signed()
 }

@@ -79,7 +79,7 @@ fn core(bytes: &[u8]) -> Result<Core, &'static str> {
 mod tests {
     use super::*;
 
-    /// A core of one page at 1 MiB, with `notes` before it.
+    /// Returns a core of one page at 1 MiB, with `notes` before it.
     fn made(notes: &[(&str, &[u8])]) -> Vec<u8> {
         let mut note = Vec::new();
         for (name, content) in notes {

@@ -54,7 +54,7 @@ impl Vmcoreinfo {
             .then(|| Self { text: text.to_owned(), physical })
     }
 
-    /// The value behind `KEY=`.
+    /// Returns the value behind `KEY=`.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<&str> {
         self.text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
@@ -72,13 +72,13 @@ impl Vmcoreinfo {
         self.value("CRASHTIME")?.parse().ok()
     }
 
-    /// The address of a symbol listed here.
+    /// Returns the address of a symbol listed here.
     pub(crate) fn symbol(&self, key: &'static str) -> Result<u64> {
         let value = self.value(key).and_then(|value| u64::from_str_radix(value, 16).ok());
         value.ok_or(Error::NoFact { key })
     }
 
-    /// A number listed here in decimal, as `NUMBER(...)` are. Negative ones are given as two's complement.
+    /// Returns a number listed here in decimal, as `NUMBER(...)` are. Negative ones are given as two's complement.
     pub(crate) fn number(&self, key: &'static str) -> Result<u64> {
         let parse = |value: &str| value.parse().ok().or_else(|| value.parse().ok().map(i64::cast_unsigned));
         self.value(key).and_then(parse).ok_or(Error::NoFact { key })

@@ -46,7 +46,7 @@ pub struct Attributes {
 }
 
 impl OpenFile<'_> {
-    /// What `fstat` would have returned.
+    /// Returns what `fstat` would have returned.
     ///
     /// # Errors
     ///
@@ -55,8 +55,8 @@ impl OpenFile<'_> {
         Inode { object: self.inode()? }.attributes()
     }
 
-    /// What a file holds, if memory has all of it: always so for one of a file system in memory, whose holes are
-    /// zeros. Nothing where parts are only on a disk.
+    /// Returns what a file holds, if memory has all of it: always so for one of a file system in memory, whose holes
+    /// are zeros. Nothing where parts are only on a disk.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl<'k> Volume<'k> {
         self.object
     }
 
-    /// The name of its type, such as `ext4`.
+    /// Returns the name of its type, such as `ext4`.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl<'k> Volume<'k> {
         Ok(String::from_utf8_lossy(&name).into_owned())
     }
 
-    /// The name of its disk, such as `vda`.
+    /// Returns the name of its disk, such as `vda`.
     ///
     /// # Errors
     ///
@@ -176,7 +176,7 @@ impl<'k> Inode<'k> {
         self.object
     }
 
-    /// Its pages in memory.
+    /// Returns its pages in memory.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl<'k> Inode<'k> {
         self.object.required("i_mapping", "address_space")
     }
 
-    /// What it is, whose, how large, and since when.
+    /// Returns what it is, whose, how large, and since when.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl<'k> Inode<'k> {
     }
 }
 
-/// What an inode tells of its file.
+/// Returns what an inode tells of its file.
 pub(crate) fn attributes(inode: Object<'_>) -> Result<Attributes> {
     Ok(Attributes {
         number: inode.u64("i_ino")?,
@@ -211,7 +211,7 @@ pub(crate) fn attributes(inode: Object<'_>) -> Result<Attributes> {
     })
 }
 
-/// When an inode last changed: `__i_ctime` from 6.6 to 6.10.
+/// Returns when an inode last changed: `__i_ctime` from 6.6 to 6.10.
 pub(crate) fn changed(inode: Object<'_>) -> Result<Time> {
     let before = if inode.has("i_ctime") {
         ["i_ctime.tv_sec", "i_ctime.tv_nsec"]

@@ -36,7 +36,7 @@ pub struct Inotify {
 }
 
 impl OpenFile<'_> {
-    /// What an inotify watches.
+    /// Returns what an inotify watches.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ fn watch(mark: Object<'_>) -> Result<Watch> {
     })
 }
 
-/// Whether `obj` leads back to the connector, as the pointer within an inode does.
+/// Returns whether `obj` leads back to the connector, as the pointer within an inode does.
 fn points_within(connector: Object<'_>) -> Result<bool> {
     let target = connector.u64("obj")?;
     Ok(connector.kernel().read_u64(target)? == connector.address())

@@ -33,7 +33,7 @@ pub struct ExtendedAttribute {
 }
 
 impl<'k> Ext4<'k, '_> {
-    /// All extended attributes of a file, as the kernel last knew them.
+    /// Returns all extended attributes of a file, as the kernel last knew them.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ pub(crate) fn read(entries: &[u8], values: &[u8], found: &mut Vec<ExtendedAttrib
     Ok(())
 }
 
-/// What a name begins with.
+/// Returns what a name begins with.
 fn prefix(index: u8) -> Result<&'static str, String> {
     Ok(match index {
         0 => "",
@@ -98,7 +98,7 @@ fn prefix(index: u8) -> Result<&'static str, String> {
     })
 }
 
-/// An access list as programs see it.
+/// Returns an access list as programs see it.
 fn access_list(disk: &[u8]) -> Result<Vec<u8>, String> {
     if word(disk, 0) != Some(DISK_VERSION) {
         return Err("an access list of another version".to_owned());

@@ -98,7 +98,7 @@ impl Arena {
         Heap(self)
     }
 
-    /// An empty vector in its heap.
+    /// Returns an empty vector in its heap.
     pub fn vec<T>(&'static self) -> HeapVec<T> {
         Vec::new_in(self.heap())
     }
@@ -228,7 +228,7 @@ unsafe impl Allocator for Heap {
     }
 }
 
-/// How the arena is mapped: it is not counted as memory until it is used.
+/// Returns how the arena is mapped: it is not counted as memory until it is used.
 fn reserved() -> MapFlags {
     MapFlags::PRIVATE | MapFlags::NORESERVE
 }

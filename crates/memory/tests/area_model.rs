@@ -37,7 +37,7 @@ fn bytes_at(address: u64, len: u64) -> &'static [u8] {
     unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(address as usize), len as usize) }
 }
 
-/// A companion's life. It allocates nothing: the test's process has other threads.
+/// Returns a companion's life. It allocates nothing: the test's process has other threads.
 fn companion(mirror: &Mirror, mut line: &UnixStream) -> i32 {
     // SAFETY: this is a fresh child that refers to no area.
     let Ok(mut view) = (unsafe { View::attach(mirror) }) else { return 1 };

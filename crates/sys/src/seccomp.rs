@@ -364,7 +364,8 @@ fn decide(rules: &[Rule], program: &mut Vec<sock_filter>) {
     program.push(returns(Action::Allow));
 }
 
-/// The parts of a range of addresses with equal upper halves: that half, and the first and the last lower one.
+/// Returns the parts of a range of addresses with equal upper halves: that half, and the first and the last lower
+/// one.
 fn pieces(start: u64, end: u64) -> impl Iterator<Item = (u32, u32, u32)> {
     #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
     let halves = |address: u64| ((address >> 32) as u32, address as u32);

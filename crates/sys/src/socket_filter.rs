@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// The offset of the kernel's own values, `SKF_AD_OFF`, and of a random number among them, `SKF_AD_RANDOM`.
 const RANDOM: u32 = (-0x1000_i32).cast_unsigned() + 56;
 
-/// A load of a random word, a jump past the drop, the drop, and the whole packet.
+/// Returns a load of a random word, a jump past the drop, the drop, and the whole packet.
 fn drop_below(threshold: u32) -> [sock_filter; 4] {
     let instruction =
         |code: u32, jt: u8, k: u32| sock_filter { code: u16::try_from(code).unwrap_or(0), jt, jf: 0, k };

@@ -152,14 +152,14 @@ pub fn zlib(level: &str, with_pass: bool) -> Option<PathBuf> {
     library(&named("zlib", level, with_pass), &units(&directory), &flags, with_pass)
 }
 
-/// The C sources of a directory.
+/// Returns the C sources of a directory.
 fn units(directory: &Path) -> Vec<PathBuf> {
     let mut units = entries(directory);
     units.retain(|path| path.extension().is_some_and(|end| end == "c"));
     units
 }
 
-/// What a directory has, by name.
+/// Returns what a directory has, by name.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}", directory.display()));

@@ -135,7 +135,7 @@ impl Faults {
         self.state.state()
     }
 
-    /// The server's process.
+    /// Returns the server's process.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
@@ -166,7 +166,7 @@ impl Faults {
         state.failed.load(SeqCst)
     }
 
-    /// Whether the server has ended.
+    /// Returns whether the server has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.shared().has_ended.load(SeqCst)
@@ -273,7 +273,8 @@ fn at_call(tracee: &Tracee, state: &State, failing: &mut [(i32, i32); THREADS]) 
     }
 }
 
-/// Whether a thread is about to read from a pipe, which needs no resource. The standard library relies on that where it spawns a process.
+/// Returns whether a thread is about to read from a pipe, which needs no resource. The standard library relies on
+/// that where it spawns a process.
 fn reads_pipe(tracee: &Tracee) -> bool {
     let Ok(registers) = tracee.registers() else { return false };
     let link = std::fs::read_link(format!("/proc/{}/fd/{}", tracee.pid(), registers.rdi));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// All Rust sources below a directory, one after the other.
+/// Returns all Rust sources below a directory, one after the other.
 ///
 /// # Panics
 /// If one cannot be read.

@@ -9,7 +9,7 @@ use std::io;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
-/// The direct children of this process, zombies included.
+/// Returns the direct children of this process, zombies included.
 #[must_use]
 pub fn children() -> Vec<Pid> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
@@ -53,7 +53,7 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
 }
 
-/// Whether this process has one thread and no children. In doubt it has.
+/// Returns whether this process has one thread and no children. In doubt it has.
 ///
 /// Children that were made with another signal than `SIGCHLD` ([`clone(2)`]) are not looked for.
 ///

@@ -86,7 +86,7 @@ pub struct Running {
 }
 
 impl Client {
-    /// A client of the server on `socket`.
+    /// Returns a client of the server on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), patience: None }
     }
@@ -148,7 +148,7 @@ impl Client {
         Running::start(self.connect()?, job)
     }
 
-    /// How the server is.
+    /// Returns how the server is.
     ///
     /// # Errors
     /// [`Error::NoServer`], and what can go wrong in the conversation.
@@ -277,7 +277,7 @@ impl Running {
     }
 }
 
-/// Whether the connection ended, which says nothing about how the program did.
+/// Returns whether the connection ended, which says nothing about how the program did.
 fn is_loss(error: &protocol::Error) -> bool {
     match error {
         protocol::Error::Closed => true,

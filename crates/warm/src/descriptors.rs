@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Where the worker's own descriptors begin.
+/// Returns where the worker's own descriptors begin.
 #[must_use]
 pub fn first_reserved() -> RawFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);

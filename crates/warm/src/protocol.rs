@@ -437,7 +437,7 @@ fn receive_rights(
     Ok(Ok(received.bytes))
 }
 
-/// A conversation of one question and one reply over any stream.
+/// Sends one question over a stream, and returns the reply.
 ///
 /// # Errors
 /// See [`Error`].

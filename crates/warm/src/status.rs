@@ -95,7 +95,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Whether a request runs.
+    /// Returns whether a request runs.
     #[must_use]
     pub fn busy(&self) -> bool {
         self.turns % 2 == 1
@@ -252,7 +252,7 @@ impl StatusPage {
         layout.note_length.store(encoded.len().min(MAX_NOTE) as u64, Ordering::Release);
     }
 
-    /// How the running request ended, if that was noted.
+    /// Returns how the running request ended, if that was noted.
     #[must_use]
     pub fn noted(&self) -> Option<Outcome> {
         let layout = self.layout();

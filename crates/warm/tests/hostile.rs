@@ -58,7 +58,7 @@ fn scripts() -> Vec<PathBuf> {
     scripts
 }
 
-/// The probe's report, by the name of each line.
+/// Returns the probe's report, by the name of each line.
 fn report(server: &Server, portable: bool) -> BTreeMap<String, String> {
     let probe = examples().join("hostile/_pristine.py");
     let mut command = server.run([&probe]);

@@ -265,7 +265,7 @@ fn reloads(server: &Server) -> usize {
     server.log().matches("reloading: ").count()
 }
 
-/// Whether each reload that the server began has ended.
+/// Returns whether each reload that the server began has ended.
 fn at_rest(server: &Server) -> bool {
     let log = server.log();
     reloads(server) == log.matches("reloaded").count() + log.matches("cannot reload").count()

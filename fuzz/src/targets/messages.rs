@@ -93,7 +93,7 @@ pub(super) fn warm_reply(input: &[u8]) {
     }
 }
 
-/// A request of each kind, and a question of each.
+/// Returns a request of each kind, and a question of each.
 pub(super) fn warm_requests() -> Vec<Vec<u8>> {
     let program = [
         warm::Program::Script { path: b"/tmp/x.py" },
@@ -117,7 +117,7 @@ pub(super) fn warm_requests() -> Vec<Vec<u8>> {
     requests.into_iter().chain(questions.map(|question| body(warm::encode(&question)))).collect()
 }
 
-/// A reply of each kind, with an outcome of each.
+/// Returns a reply of each kind, with an outcome of each.
 pub(super) fn warm_replies() -> Vec<Vec<u8>> {
     let outcomes = [
         warm::Outcome::Exited(3),
@@ -134,7 +134,7 @@ pub(super) fn warm_replies() -> Vec<Vec<u8>> {
     fates.into_iter().chain(others).map(|reply| body(warm::encode(&reply))).collect()
 }
 
-/// What is behind a frame's header.
+/// Returns what is behind a frame's header.
 fn body(frame: Result<Vec<u8>, warm::Error>) -> Vec<u8> {
     frame.map(|frame| frame[WARM_HEADER..].to_vec()).unwrap_or_default()
 }

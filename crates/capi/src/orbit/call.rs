@@ -127,7 +127,7 @@ pub unsafe extern "C" fn orrery_orbit_call_async(
     }
 }
 
-/// The future behind a pointer.
+/// Returns the future behind a pointer.
 ///
 /// # Safety
 /// The pointer is null or a future that was not freed.

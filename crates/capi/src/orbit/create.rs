@@ -73,7 +73,7 @@ const USUAL: Options = Options {
 };
 
 impl Options {
-    /// How restarts are to follow one another; `None` where nothing is said about it.
+    /// Returns how restarts are to follow one another; `None` where nothing is said about it.
     fn backoff(&self) -> Result<Option<Backoff>, Refused> {
         let mut backoff = Backoff::default();
         let given =

@@ -70,7 +70,7 @@ unsafe extern "C" fn call_one(count: usize, arguments: *mut usize) -> usize {
     }
 }
 
-/// Whether all functions that [`call_one`] is to call are code; what is called directly was checked before.
+/// Returns whether all functions that [`call_one`] is to call are code; what is called directly was checked before.
 fn calls_are_sound(update: &Update) -> bool {
     let targets: Vec<usize> = update
         .records()
@@ -111,7 +111,7 @@ pub extern "C" fn orrery_orbit_update_create() -> *mut COrbitUpdate {
     Box::into_raw(Box::new(COrbitUpdate { records }))
 }
 
-/// The inside of an update.
+/// Returns the inside of an update.
 ///
 /// # Safety
 /// The update is null or one of the library's that was not freed.
@@ -357,7 +357,7 @@ pub unsafe extern "C" fn orrery_orbit_update_next(
     next.unwrap_or(core::ptr::null())
 }
 
-/// Which record of the update this is.
+/// Returns which record of the update this is.
 fn index(arrived: &Arrived, record: *const CRecord) -> Result<usize, Refused> {
     let found = arrived.list.iter().position(|one| core::ptr::eq(one, record));
     found.ok_or_else(|| refuse(libc::EINVAL, "this is no record of this update"))

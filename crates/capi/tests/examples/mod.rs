@@ -21,12 +21,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Where Cargo put the library that it built together with this test: beside it.
+/// Returns where Cargo put the library that it built together with this test: beside it.
 fn library_folder() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
 
-/// Whether a program is there; says so if not.
+/// Returns whether a program is there; says so if not.
 pub fn is_there(program: &str) -> bool {
     let there =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();

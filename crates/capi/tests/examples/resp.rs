@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Whether the server closes the connection.
+    /// Returns whether the server closes the connection.
     pub fn is_at_end(&mut self) -> bool {
         self.stream.read(&mut [0; 1]).unwrap() == 0
     }

@@ -50,7 +50,7 @@ impl Server {
         until("the server ends", || self.child.try_wait().unwrap())
     }
 
-    /// Whether it still is the process that was started.
+    /// Returns whether it still is the process that was started.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

@@ -94,7 +94,7 @@ fn work(table: *mut u64, total: &mut u64) {
     *total += 1;
 }
 
-/// The task.
+/// Runs the task, in the orbit.
 fn check(task: &mut Task<'_>) -> i64 {
     let arguments = task.arguments();
     let word =

@@ -205,7 +205,7 @@ const ROLES: &[Choices] = &[
 ];
 
 impl Plan {
-    /// What `systems` will use where `tried` is what was found; `forced` is what [`TRACKER_VARIABLE`] holds.
+    /// Returns what `systems` will use where `tried` is what was found; `forced` is what [`TRACKER_VARIABLE`] holds.
     pub(super) fn of(tried: &[Facility], systems: &[System], forced_tracker: Option<String>) -> Self {
         let works =
             |name: &str| tried.iter().any(|facility| facility.name == name && facility.state.is_available());
@@ -224,13 +224,13 @@ impl Plan {
         Self { roles: roles.collect(), forced_tracker: forced_tracker.clone() }
     }
 
-    /// The roles of one system.
+    /// Returns the roles of one system.
     pub(super) fn roles_of(&self, system: System) -> impl Iterator<Item = &Role> {
         self.roles.iter().filter(move |role| role.system == system)
     }
 }
 
-/// What becomes of a tracker that the environment asks for.
+/// Returns what becomes of a tracker that the environment asks for.
 fn forced(name: &str, works: bool) -> String {
     if !TRACKERS.contains(&name) {
         format!("none: {TRACKER_VARIABLE}={name} names no tracker ({} or {})", TRACKERS[0], TRACKERS[1])

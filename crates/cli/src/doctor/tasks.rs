@@ -265,7 +265,7 @@ pub(crate) fn is_installed(name: &str) -> bool {
         .any(|directory| directory.join(name).is_file())
 }
 
-/// The number in "ABI 7".
+/// Returns the number in "ABI 7".
 fn landlock_version(detail: &str) -> Option<u32> {
     detail.split("ABI ").nth(1)?.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok()
 }

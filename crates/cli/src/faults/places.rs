@@ -37,13 +37,13 @@ pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(O
     Ok((outcome, places))
 }
 
-/// What ends stays for a moment: until then it can be asked what is where.
+/// Returns what ends stays for a moment: until then it can be asked what is where.
 pub(crate) fn stay() -> anyhow::Result<Policy> {
     const STAY: &str = "[[rule]]\ncall = ['exit_group', 'execve']\ndelay = '20ms'\n";
     Policy::parse(STAY, "built in").context("the policy for what ends")
 }
 
-/// What is where in the process of a thread; empty where it has ended.
+/// Returns what is where in the process of a thread; empty where it has ended.
 pub(crate) fn maps(thread: u32) -> Vec<u8> {
     fs::read(format!("/proc/{thread}/maps")).unwrap_or_default()
 }
@@ -66,7 +66,7 @@ fn place(event: &Event, locations: &mut CodeLocations) -> CallSite {
     }
 }
 
-/// The nearest frame outside of the C library and the loader: where the program itself asked for the call.
+/// Returns the nearest frame outside of the C library and the loader: where the program itself asked for the call.
 pub(super) fn own_frame(frames: &[String]) -> &str {
     let library = |frame: &&String| {
         !["libc.so", "libc-", "ld-linux", "libpthread"].iter().any(|name| frame.starts_with(name))

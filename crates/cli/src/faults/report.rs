@@ -16,7 +16,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// What became of the error.
+    /// Returns what became of the error.
     fn verdict(&self, expected: &Outcome) -> &'static str {
         match self.outcome {
             Outcome::Killed(_) => "CRASH",

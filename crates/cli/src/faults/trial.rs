@@ -62,7 +62,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// Whether that is a bug.
+    /// Returns whether that is a bug.
     pub(super) fn is_bad(self) -> bool {
         matches!(self, Self::Killed(_) | Self::Hung | Self::Inconsistent(_))
     }

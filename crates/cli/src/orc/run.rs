@@ -74,7 +74,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     bail!("run {}: {error}", program.display())
 }
 
-/// Where the program is.
+/// Returns where the program is.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
         return Some(program.into());

@@ -125,7 +125,7 @@ fn stop() -> Result<PipeReader> {
     Ok(reader)
 }
 
-/// Where objects on disk are to be, if anywhere.
+/// Returns where objects on disk are to be, if anywhere.
 fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
     let Some(directory) = &arguments.disk else { return Ok(None) };
     let directory = std::path::absolute(directory).context("cannot find the disk's directory")?;

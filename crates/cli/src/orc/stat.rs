@@ -151,7 +151,7 @@ fn tables(look: &Look, objects: bool) -> String {
     text + &stuck(&look.report)
 }
 
-/// What is said of threads of the store that hang; nothing where none does.
+/// Returns what is said of threads of the store that hang; nothing where none does.
 fn stuck(report: &Report) -> String {
     match report.stuck_threads {
         0 => String::new(),

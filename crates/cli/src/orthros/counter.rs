@@ -61,12 +61,12 @@ impl Counter {
         Ok(Self { stream, reader, key: key.to_owned(), last: 0 })
     }
 
-    /// How far it has counted.
+    /// Returns how far it has counted.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Its connection, for someone who would end it.
+    /// Returns its connection, for someone who would end it.
     pub(super) fn line(&self) -> Result<TcpStream> {
         Ok(self.stream.try_clone()?)
     }

@@ -201,7 +201,7 @@ impl Crash {
     }
 }
 
-/// How many crashes of each kind ended how; what was survived at the second try is counted as survived, too.
+/// Returns how many crashes of each kind ended how; what was survived at the second try is counted as survived, too.
 fn table(crashes: &[Crash]) -> String {
     let mut kinds: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for crash in crashes {
@@ -369,7 +369,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Whether everything is as it was; the longest wait of a client, in seconds.
+    /// Returns whether everything is as it was; the longest wait of a client, in seconds.
     fn judge(&mut self) -> Result<f64> {
         for index in 0..self.clients.len() {
             self.clients[index].counts_on().map_err(|error| self.explain(index, error))?;

@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
     service: Vec<String>,
 }
 
-/// The pair that the arguments, or the file they name, describe.
+/// Returns the pair that the arguments, or the file they name, describe.
 fn wanted(arguments: &Arguments) -> Result<Wanted> {
     if let Some(path) = &arguments.config {
         return PairFile::read(path);
@@ -319,7 +319,7 @@ impl Exits {
     }
 }
 
-/// What is to be done where the service stands still.
+/// Returns what is to be done where the service stands still.
 /// Returns why a failover begins, in words.
 fn describe(cause: Cause) -> &'static str {
     match cause {

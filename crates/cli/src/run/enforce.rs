@@ -159,7 +159,7 @@ fn name_of(call: u32) -> &'static str {
     calls::numbered(call).map_or("unknown", |signature| signature.name)
 }
 
-/// Whether the monitor can hold a rule for one of its calls; if not, why.
+/// Returns whether the monitor can hold a rule for one of its calls; if not, why.
 fn holdable(rule: RuleView<'_>, call: &str) -> Result<(), String> {
     if let Some(condition) = rule.forgeable().first() {
         return Err(match *condition {
@@ -252,7 +252,7 @@ impl Translation {
     }
 }
 
-/// A few names, and how many more.
+/// Returns a few names, and how many more.
 fn some(names: &[&str]) -> String {
     const FEW: usize = 4;
     let shown = names.iter().take(FEW).copied().collect::<Vec<_>>().join(", ");
@@ -278,12 +278,13 @@ fn describe(rule: RuleView<'_>, yes: &[&str], no: &Reasons<'_>) -> String {
     format!("line {}: {}", rule.line(), parts.join("; "))
 }
 
-/// Whether what the rules say of executions can be said by lists of files and directories.
+/// Returns whether what the rules say of executions can be said by lists of files and directories.
 fn executions_are_exact(policy: &Policy) -> bool {
     executions(policy).is_some()
 }
 
-/// What may be executed. Files that are allowed one by one and then denied as a whole, or denied one by one: else `None`.
+/// Returns what may be executed. Files that are allowed one by one and then denied as a whole, or denied one by one:
+/// else `None`.
 fn executions(policy: &Policy) -> Option<Executions> {
     let number = calls::named("execve")?.number;
     let paths = |rule: RuleView<'_>| -> Option<Vec<PathBuf>> {
@@ -325,7 +326,7 @@ impl Held {
         held.into_iter().filter_map(|index| self.policy.rules().nth(index))
     }
 
-    /// What becomes of a call, by the rules that `fits` says are about it.
+    /// Returns what becomes of a call, by the rules that `fits` says are about it.
     fn ruling(
         &self,
         call: &str,

@@ -150,7 +150,7 @@ impl View {
         self.rate_of(item, figure, |before| Some(&before.figures))
     }
 
-    /// The same for a counter of the part with this index.
+    /// Returns the same for a counter of the part with this index.
     pub(super) fn part_rate(&self, item: &Item, index: usize, figure: &Figure) -> Option<f64> {
         let part = item.parts.get(index)?;
         self.rate_of(item, figure, |before| {

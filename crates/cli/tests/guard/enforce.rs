@@ -64,7 +64,7 @@ impl Stage {
     }
 }
 
-/// Whether executives can run under a guard here: the supervisor has to trace, and Landlock to confine it.
+/// Returns whether executives can run under a guard here: the supervisor has to trace, and Landlock to confine it.
 fn possible(stage: &Stage) -> bool {
     let output = stage.run(&["true"]);
     if !output.status.success() {

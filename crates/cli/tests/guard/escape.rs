@@ -29,7 +29,7 @@ impl Neighbour {
         Self(Killed(child))
     }
 
-    /// What others might have changed of it.
+    /// Returns what others might have changed of it.
     fn condition(&self) -> String {
         let read = |file: &str| {
             fs::read_to_string(format!("/proc/{}/{file}", self.0.id())).unwrap_or_else(|_| "gone".to_owned())

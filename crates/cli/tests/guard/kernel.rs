@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::scene::{Scene, built, text};
 
-/// A scene whose policy names nothing that differs by process. `None` where the kernel cannot hold it.
+/// Returns a scene whose policy names nothing that differs by process. `None` where the kernel cannot hold it.
 fn scene(executable: &str) -> Option<Scene> {
     let program = built("attack").to_str().unwrap();
     let scene = Scene::new(&format!("execute = [\"/usr\", \"{program}\"{executable}]\n"));

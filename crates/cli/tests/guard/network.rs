@@ -55,7 +55,7 @@ impl Outside {
     }
 }
 
-/// The lines that tell of ways that led somewhere.
+/// Returns the lines that tell of ways that led somewhere.
 fn ways(output: &Output) -> Vec<String> {
     let said = text(&output.stdout);
     assert!(output.status.success() && said.contains("ways led somewhere"), "{output:?}");

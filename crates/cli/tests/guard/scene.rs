@@ -73,7 +73,7 @@ impl Scene {
         self.guard().arg("--").args(program).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// What a program does under guard, started by this user; `None` where nobody can become that one.
+    /// Returns what a program does under guard, started by this user; `None` where nobody can become that one.
     pub(crate) fn run_as(
         &self,
         user: User,

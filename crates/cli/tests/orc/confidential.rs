@@ -47,7 +47,7 @@ fn can_open(path: &Path) -> bool {
     File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path).is_ok()
 }
 
-/// Which of these a stranger can read or list.
+/// Returns which of these a stranger can read or list.
 fn opened(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     as_user(STRANGER, move || paths.into_iter().filter(|path| can_open(path)).collect())
 }
@@ -77,7 +77,7 @@ impl House {
         Self { store, disk, socket, log, room }
     }
 
-    /// What everybody may open.
+    /// Returns what everybody may open.
     fn is_public(&self, path: &Path) -> bool {
         // The auditor is there, once more for each name that loaders have for its directory.
         let auditors = ["lib", "lib32", "lib64"].map(|name| self.store.path().join(name));

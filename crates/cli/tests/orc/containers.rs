@@ -132,7 +132,7 @@ fn containers_of_an_engine_share_their_files() {
     }
 }
 
-/// A store with a trust domain for containers, and the directory of its socket.
+/// Returns a store with a trust domain for containers, and the directory of its socket.
 fn store_for_containers(work: &Path) -> (Store, PathBuf) {
     let directory = work.join("domain");
     fs::create_dir(&directory).unwrap();

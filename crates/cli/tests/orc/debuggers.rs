@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::Store;
 use crate::guest::{Guest, TALK, Workshop, variables};
 
-/// What gdb says to these commands, or nothing where there is no gdb.
+/// Returns what gdb says to these commands, or nothing where there is no gdb.
 fn gdb(arguments: &[&str], commands: &[String]) -> Option<String> {
     let mut command = Command::new("timeout");
     command.args(["60", "gdb", "-nx", "-batch", "-iex", "set debuginfod enabled off"]);
@@ -39,7 +39,7 @@ fn program(workshop: &Workshop) -> PathBuf {
     workshop.program("deep", source, &["-g", "-O0", "-L$LIB", "-ldeep", "-Wl,-rpath,$LIB"])
 }
 
-/// Whether a backtrace has all frames, with their lines.
+/// Returns whether a backtrace has all frames, with their lines.
 fn is_whole(trace: &str) -> bool {
     let lines = ["in innermost (number=40)", "in answer (number=40)", "in main ()"];
     let find = |frame: &str| trace.find(frame).unwrap_or(usize::MAX);
@@ -116,7 +116,7 @@ fn breakpoints_are_met_wherever_they_were_set() {
     }
 }
 
-/// What perf says of a program that spends its time in a function of a library, where it can be had.
+/// Returns what perf says of a program that spends its time in a function of a library, where it can be had.
 fn profile(workshop: &Workshop, variables: &[(String, String)], program: &Path) -> Option<String> {
     let data = workshop.path("perf.data");
     let mut command = Command::new("timeout");

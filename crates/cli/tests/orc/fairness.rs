@@ -182,7 +182,8 @@ fn user_ids_of_a_users_namespace_share_one_account() {
     assert!(objects.iter().any(|object| object.trust_domain == "user 100001"), "{objects:?}");
 }
 
-/// How many bytes of a file are in the page cache; `None` where the kernel does not say (cachestat(2), Linux 6.5).
+/// Returns how many bytes of a file are in the page cache; `None` where the kernel does not say (cachestat(2), Linux
+/// 6.5).
 fn cached(file: &File) -> Option<u64> {
     let (whole, mut counted) = ([0_u64; 2], [0_u64; 5]);
     let fd = std::os::fd::AsRawFd::as_raw_fd(file);

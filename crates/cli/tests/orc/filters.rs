@@ -61,7 +61,7 @@ fn put_under(command: &mut Command, mut filter: Vec<libc::sock_filter>) {
     unsafe { command.pre_exec(set) };
 }
 
-/// A program with a library, and one that it loads later; it prints 42.
+/// Returns a program with a library, and one that it loads later; it prints 42.
 fn program(workshop: &Workshop) -> std::path::PathBuf {
     let later = workshop.library("liblater.so", "int later(void) { return 30; }", &[]);
     workshop.library("libfirst.so", "int first(void) { return 12; } const char much[300000] = {1};", &[]);

@@ -99,7 +99,7 @@ impl Guest {
         Self { child: Killed(child), lines, said }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub(crate) fn number(&mut self) -> i64 {
         match self.lines.next() {
             Some(Ok(line)) => line.parse().unwrap(),
@@ -117,12 +117,12 @@ impl Guest {
         self.child.0.id()
     }
 
-    /// What was said on standard error.
+    /// Returns what was said on standard error.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(&self.said).unwrap()
     }
 
-    /// The mappings that `orrery orc explain` tells of.
+    /// Returns the mappings that `orrery orc explain` tells of.
     pub(crate) fn explain(&self) -> Vec<Explained> {
         let pid = self.pid().to_string();
         let output =
@@ -141,7 +141,7 @@ impl Guest {
             .collect()
     }
 
-    /// Why those mappings are as they are whose name contains `name`, and whose access is `access`.
+    /// Returns why those mappings are as they are whose name contains `name`, and whose access is `access`.
     pub(crate) fn reasons(&self, name: &str, access: &str) -> Vec<String> {
         let rows = self.explain();
         let found: Vec<_> = rows
@@ -153,7 +153,7 @@ impl Guest {
         found
     }
 
-    /// What `orrery orc explain` says to people.
+    /// Returns what `orrery orc explain` says to people.
     pub(crate) fn summary(&self) -> String {
         let pid = self.pid().to_string();
         let output = Command::new(env!("CARGO_BIN_EXE_orrery")).args(["orc", "explain", &pid]).output();
@@ -170,7 +170,7 @@ pub(crate) struct Explained {
     pub(crate) anonymous: u64,
 }
 
-/// The variables that make a program share, as `orrery orc run --print` tells them.
+/// Returns the variables that make a program share, as `orrery orc run --print` tells them.
 pub(crate) fn variables(store: &Store, options: &[&str]) -> Vec<(String, String)> {
     let _ = store.client();
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));

@@ -16,7 +16,7 @@ use rustix::net::{
 
 use crate::{Store, bytes, connect, eventually, refusal};
 
-/// A connection without any manners.
+/// Returns a connection without any manners.
 fn raw(store: &Store) -> OwnedFd {
     let _ = store.client();
     raw_at(&store.path().join("socket"))

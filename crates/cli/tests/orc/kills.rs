@@ -72,7 +72,7 @@ impl Witness {
         this
     }
 
-    /// Where the program runs objects, and what is there.
+    /// Returns where the program runs objects, and what is there.
     fn pages(&self) -> Vec<(u64, Vec<u8>)> {
         let pid = self.sleeper.0.id();
         let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
@@ -164,7 +164,7 @@ fn round<T>(store: &mut Store, victim: Victim, step: usize, act: impl FnOnce(&St
     (done, calls)
 }
 
-/// Whether a process waits in poll(2), after a moment.
+/// Returns whether a process waits in poll(2), after a moment.
 fn waits(pid: u32) -> bool {
     std::thread::sleep(std::time::Duration::from_millis(2));
     let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
@@ -202,7 +202,7 @@ fn start_again(store: &mut Store) {
     });
 }
 
-/// How many calls `victim` makes for `act` when nobody kills it before.
+/// Returns how many calls `victim` makes for `act` when nobody kills it before.
 fn count(victim: Victim, act: impl FnOnce(&Store)) -> usize {
     let mut store = Store::new(&[]);
     let _ = store.client();

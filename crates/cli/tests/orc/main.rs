@@ -87,7 +87,7 @@ impl Store {
         connect(self.path())
     }
 
-    /// The process that answers.
+    /// Returns the process that answers.
     fn server(&self) -> i32 {
         i32::try_from(self.client().report().unwrap().pid).unwrap()
     }
@@ -115,7 +115,7 @@ impl Drop for Store {
     }
 }
 
-/// Where the store of this directory has its secret.
+/// Returns where the store of this directory has its secret.
 fn secret(directory: &Path) -> std::path::PathBuf {
     let mut path = directory.as_os_str().to_owned();
     path.push(".secret");

@@ -41,7 +41,8 @@ impl Sleeper {
         this
     }
 
-    /// Whether it is connected to the store, which it is through a high descriptor: tests beside this one may have others leak.
+    /// Returns whether it is connected to the store, which it is through a high descriptor: tests beside this one may
+    /// have others leak.
     fn asks(&self) -> bool {
         let links = fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().flatten();
         let number = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().parse::<u32>().unwrap_or(0);

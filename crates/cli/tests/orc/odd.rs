@@ -14,7 +14,7 @@ use crate::unmodified::run;
 const AN_OBJECT: &str = "an object: one copy for all";
 const CHANGED: &str = "code that was changed in memory";
 
-/// Whether the file of this name is an object in the process' memory.
+/// Returns whether the file of this name is an object in the process' memory.
 fn is_shared(guest: &Guest, name: &str) -> bool {
     guest
         .explain()
@@ -210,7 +210,7 @@ fn programs_without_a_loader_that_listens_are_left_alone() {
     }
 }
 
-/// A function at some distance from everything else, and data.
+/// Returns a function at some distance from everything else, and data.
 fn library_that_says(number: i32) -> String {
     format!(
         "__asm__(\".text\\n.skip 65536, 0x90\\n\");

@@ -117,7 +117,7 @@ fn forget(path: &Path) {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-/// How many pages of a file are in memory, as a mapping of it shows.
+/// Returns how many pages of a file are in memory, as a mapping of it shows.
 fn pages(path: &Path) -> usize {
     let output =
         Command::new("fincore").args(["--bytes", "--noheadings", "--output", "PAGES"]).arg(path).output();

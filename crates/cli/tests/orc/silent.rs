@@ -88,7 +88,8 @@ impl Trial {
         all.map(|(message, many)| self.send(message.clone(), &files[..*many])).collect()
     }
 
-    /// Whether the store can know that the local files hang on nothing: other files of an account that hangs have no thread.
+    /// Returns whether the store can know that the local files hang on nothing: other files of an account that hangs
+    /// have no thread.
     fn has_local_mount(&self) -> bool {
         const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
         const OVERLAYFS: i64 = 0x794c_7630;

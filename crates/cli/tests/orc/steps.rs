@@ -12,7 +12,7 @@ use crate::{Store, eventually, signal};
 const STORES: usize = 12;
 const PROGRAMS: usize = 40;
 
-/// A program that starts by itself, under a tracer.
+/// Returns a program that starts by itself, under a tracer.
 fn program(store: &Store) -> Command {
     let printed = Command::new(env!("CARGO_BIN_EXE_orrery"))
         .args(["orc", "run", "--print", "--directory"])

@@ -44,8 +44,8 @@ pub(crate) enum Silence {
 }
 
 impl Silence {
-    /// Whether a request is left unanswered, of the thread `tid`. The test itself has to be able to open the files and to close them:
-    /// the server is a thread of it.
+    /// Returns whether a request is left unanswered, of the thread `tid`. The test itself has to be able to open the
+    /// files and to close them: the server is a thread of it.
     fn includes(self, operation: u32, tid: u32) -> bool {
         let is_other = || !Path::new(&format!("/proc/self/task/{tid}")).exists();
         match self {

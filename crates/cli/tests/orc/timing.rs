@@ -18,7 +18,7 @@ const FEWER: usize = 400;
 /// How far from a half an honest store may be: seven standard deviations of [`FEWER`], which are 1/sqrt(6 * pairs).
 const ALLOWED: f64 = 0.15;
 
-/// How often what the first did took longer than what the second did, between 0 and 1.
+/// Returns how often what the first did took longer than what the second did, between 0 and 1.
 fn compare(pairs: usize, mut first: impl FnMut(usize), mut second: impl FnMut(usize)) -> f64 {
     let mut times: Vec<(u128, bool)> = Vec::new();
     let mut dice = 1_u64;
@@ -43,13 +43,14 @@ fn compare(pairs: usize, mut first: impl FnMut(usize), mut second: impl FnMut(us
     wins / (pairs * pairs)
 }
 
-/// Whether two kinds of questions can be told apart, given three chances to look the same: something else may be going on that
-/// keeps step with one of them, but not three times.
+/// Returns whether two kinds of questions can be told apart, given three chances to look the same: something else may
+/// be going on that keeps step with one of them, but not three times.
 fn is_told_apart(mut measure: impl FnMut() -> f64) -> bool {
     (0..3).all(|_| (measure() - 0.5).abs() > ALLOWED)
 }
 
-/// Whether the measurement can tell kinds of questions apart that differ: noise may drown the difference, but not five times.
+/// Returns whether the measurement can tell kinds of questions apart that differ: noise may drown the difference, but
+/// not five times.
 fn can_be_told_apart(mut measure: impl FnMut() -> f64) -> bool {
     (0..5).any(|_| (measure() - 0.5).abs() > ALLOWED)
 }

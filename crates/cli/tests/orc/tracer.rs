@@ -16,7 +16,7 @@ fn ptrace(request: u32, pid: i32, data: i64) -> bool {
     unsafe { libc::ptrace(request, pid, 0, data) == 0 }
 }
 
-/// The number of the system call before which a stopped thread stands; none behind one.
+/// Returns the number of the system call before which a stopped thread stands; none behind one.
 pub(crate) fn call(pid: i32) -> Option<i64> {
     const ENTRY: u8 = 1;
     let mut info = [0_u8; 88];
@@ -83,7 +83,7 @@ pub(crate) fn trace_all(pid: i32, begun: impl FnOnce(), mut act: impl FnMut(usiz
     }
 }
 
-/// Whether processes can be traced here; else says so.
+/// Returns whether processes can be traced here; else says so.
 pub(crate) fn can_trace() -> bool {
     let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     let pid = i32::try_from(child.id()).unwrap();

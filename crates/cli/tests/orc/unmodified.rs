@@ -30,7 +30,7 @@ pub(crate) fn code(pid: u32, name: &str) -> Option<(u64, bool)> {
     ))
 }
 
-/// Where a library of this process is in the file system.
+/// Returns where a library of this process is in the file system.
 fn library(name: &str) -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains(name)).unwrap();

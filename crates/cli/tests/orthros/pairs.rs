@@ -24,7 +24,7 @@ pub fn cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("orthros-cache")
 }
 
-/// What is missing to run a pair with these programs.
+/// Returns what is missing to run a pair with these programs.
 pub fn missing(programs: &[(&str, &'static str)]) -> Option<String> {
     let common = [("qemu-system-x86_64", "qemu-system-x86"), ("criu", "criu"), ("busybox", "busybox-static")];
     if !rustix::process::geteuid().is_root() {
@@ -133,7 +133,7 @@ impl Up {
         Self::begin(command)
     }
 
-    /// A whole command, which prints JSON.
+    /// Starts a whole command, which prints JSON.
     pub fn begin(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, lines) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
@@ -163,7 +163,7 @@ impl Up {
         }
     }
 
-    /// The next event of a kind, or what fails before it.
+    /// Returns the next event of a kind, or what fails before it.
     pub fn answer(&mut self, name: &str) -> Result<Value, String> {
         loop {
             let event = self.next(name);
@@ -177,7 +177,7 @@ impl Up {
         }
     }
 
-    /// What the next thing that fails says.
+    /// Returns what the next thing that fails says.
     pub fn expect_failure(&mut self) -> String {
         loop {
             let event = self.next("something failed");
@@ -193,7 +193,7 @@ impl Up {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// What the program of everything, or the one that scribbles, says since it was last asked.
+    /// Returns what the program of everything, or the one that scribbles, says since it was last asked.
     pub fn verdict(&mut self) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {

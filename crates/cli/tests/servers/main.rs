@@ -38,7 +38,7 @@ fn run_within(command: &mut Command, limit: Duration) -> Option<Output> {
     Some(child.wait_with_output().unwrap())
 }
 
-/// How often something is done: less in `make test`, as said in the environment in `make soak`.
+/// Returns how often something is done: less in `make test`, as said in the environment in `make soak`.
 fn times(variable: &str, otherwise: usize) -> usize {
     std::env::var(variable).ok().map_or(otherwise, |text| text.parse().unwrap())
 }

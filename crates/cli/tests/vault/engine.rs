@@ -6,14 +6,14 @@ use std::process::{Child, Command, Stdio};
 
 use super::house::{House, Kind, await_that, free_port, tools};
 
-/// A program that finds the engine, and no provider.
+/// Returns a program that finds the engine, and no provider.
 fn command(house: &House, program: &str) -> Command {
     let mut command = house.command(program, false);
     command.env("OPENSSL_ENGINES", tools().join("engines"));
     command
 }
 
-/// A configuration with the engine in it, and its policy.
+/// Returns a configuration with the engine in it, and its policy.
 fn allow(house: &House, policy: &str) -> String {
     let path = house.path("engine.cnf");
     let module = tools().join("engines/orrery.so");

@@ -61,7 +61,7 @@ impl House {
         Some(house)
     }
 
-    /// The same where nginx changes its user.
+    /// Returns the same where nginx changes its user.
     pub(crate) fn new_as_root() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             orrery_testing::skipped!("not root");
@@ -90,7 +90,7 @@ impl House {
         keys()[&kind].clone()
     }
 
-    /// A program, with the provider or without.
+    /// Returns a program, with the provider or without.
     pub(crate) fn command(&self, program: &str, with_vault: bool) -> Command {
         let mut command = Command::new(find_program(program).unwrap());
         let configuration = if with_vault { self.configuration() } else { "/dev/null".into() };
@@ -98,7 +98,7 @@ impl House {
         command
     }
 
-    /// What it prints; it must succeed.
+    /// Returns what it prints; it must succeed.
     pub(crate) fn run(&self, program: &str, with_vault: bool, arguments: &[&str]) -> String {
         succeed(self.command(program, with_vault).args(arguments))
     }
@@ -115,7 +115,7 @@ impl House {
         succeed(Command::new(env!("CARGO_BIN_EXE_orrery")).args(arguments))
     }
 
-    /// A program of the tests'; its path.
+    /// Returns a program of the tests'; its path.
     pub(crate) fn own_program(&self, source: &str) -> String {
         let program = self.path(&source.replace(".c", ""));
         let mut compiler = Command::new("cc");
@@ -151,7 +151,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
     all.map(|folder| Path::new(folder).join(name)).find(|path| path.is_file())
 }
 
-/// Where provider and vault were built, once for all tests.
+/// Returns where provider and vault were built, once for all tests.
 pub(crate) fn tools() -> &'static Path {
     static TOOLS: OnceLock<PathBuf> = OnceLock::new();
     TOOLS.get_or_init(|| {
@@ -233,7 +233,7 @@ impl Nginx {
         Self::start_with(house, kinds, in_vault, directives, &[])
     }
 
-    /// The same with more environment.
+    /// Starts it with more variables in its environment.
     pub(crate) fn start_with(
         house: &House,
         kinds: &[Kind],
@@ -265,7 +265,7 @@ impl Nginx {
         Some(nginx)
     }
 
-    /// What `nginx -t` says of a certificate and a key.
+    /// Returns what `nginx -t` says of a certificate and a key.
     pub(crate) fn test(house: &House, certificate: &str, key: &str) -> Option<String> {
         let program = program()?;
         let folder = tempfile::tempdir().unwrap();
@@ -301,7 +301,7 @@ impl Nginx {
         text.trim().parse().unwrap_or(0)
     }
 
-    /// The workers that take new connections.
+    /// Returns the workers that take new connections.
     pub(crate) fn workers(&self) -> Vec<i32> {
         let master = self.master();
         let children =
@@ -313,7 +313,7 @@ impl Nginx {
         children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_worker).collect()
     }
 
-    /// The vault's processes, the oldest first. Only root can tell.
+    /// Returns the vault's processes, the oldest first. Only root can tell.
     pub(crate) fn vault(&self) -> Vec<i32> {
         let numbers = fs::read_dir("/proc").unwrap().flatten();
         let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -332,7 +332,7 @@ impl Nginx {
     }
 }
 
-/// A client that trusts this key's certificate alone.
+/// Returns a client that trusts this key's certificate alone.
 fn trusting(key: &Key) -> SslContext {
     let mut context = SslContext::builder(SslMethod::tls_client()).unwrap();
     context.set_ca_file(&key.certificate).unwrap();
@@ -546,7 +546,7 @@ pub(crate) fn await_death(pid: i32) {
     await_that(&format!("process {pid} ends"), || !is_alive(pid));
 }
 
-/// When it was started, in clock ticks (field 22 of proc_pid_stat(5)).
+/// Returns when it was started, in clock ticks (field 22 of proc_pid_stat(5)).
 fn start_time(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -557,7 +557,8 @@ pub(crate) fn let_all_write(folder: &Path) {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
 }
 
-/// What of a key nobody else may have, as it may be in memory: numbers in either order of bytes, lines of the PEM.
+/// Returns what of a key nobody else may have, as it may be in memory: numbers in either order of bytes, lines of the
+/// PEM.
 pub(crate) fn secrets_of(key: &Key) -> Vec<(String, Vec<u8>)> {
     let pem = fs::read(&key.private).unwrap();
     let private = PKey::private_key_from_pem(&pem).unwrap();
@@ -583,7 +584,7 @@ pub(crate) fn secrets_of(key: &Key) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Which of the secrets are there.
+/// Returns which of the secrets are there.
 pub(crate) fn find(memory: &[u8], secrets: &[(String, Vec<u8>)]) -> Vec<String> {
     let found = secrets.iter().filter(|(_, bytes)| memchr::memmem::find(memory, bytes).is_some());
     found.map(|(name, _)| name.clone()).collect()

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::house::{House, Kind};
 
-/// What `openssl` with the vault says; whether it succeeded.
+/// Returns what `openssl` with the vault says; whether it succeeded.
 fn openssl(house: &House, arguments: &[&str]) -> (bool, String) {
     let output = house.command("openssl", true).args(arguments).output().unwrap();
     let text = [output.stdout, output.stderr].concat();

@@ -123,7 +123,7 @@ impl Packet<'_> {
 }
 
 impl Machine {
-    /// The machine with sockets at the descriptors 6 (TCP), 7 (listening) and 8 (UDP) of process 7.
+    /// Returns the machine with sockets at the descriptors 6 (TCP), 7 (listening) and 8 (UDP) of process 7.
     pub(crate) fn with_sockets() -> Self {
         let mut machine = Self::new();
         let m = &mut machine.maker;
@@ -155,7 +155,7 @@ impl Machine {
     }
 }
 
-/// A socket of the Internet with empty queues.
+/// Returns a socket of the Internet with empty queues.
 fn sock(m: &mut Maker, kind: u64, protocol: u64) -> u64 {
     let sock = m.make("sock");
     for (path, value) in [

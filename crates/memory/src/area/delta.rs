@@ -350,7 +350,7 @@ impl Board {
         (self.count.load(Ordering::Acquire) as usize).min(OUTSIDERS)
     }
 
-    /// A number that grows with every change.
+    /// Returns a number that grows with every change.
     pub(super) fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }

@@ -34,7 +34,7 @@ unsafe impl Send for PageFile {}
 unsafe impl Sync for PageFile {}
 
 impl PageFile {
-    /// An empty file of `pages` pages.
+    /// Returns an empty file of `pages` pages.
     pub(super) fn new(name: &str, pages: usize) -> Result<Self, Error> {
         let bytes = pages * PAGE;
         let no_memory = |errno| Error::Memory { bytes, errno };

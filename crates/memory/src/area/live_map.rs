@@ -51,7 +51,7 @@ impl LiveMap {
             && self.masks(bytes).all(|(word, mask)| self.words[word] & mask == mask)
     }
 
-    /// The words of the units that `bytes` touch, each with its bits; none below `start`.
+    /// Returns the words of the units that `bytes` touch, each with its bits; none below `start`.
     fn masks(&self, bytes: Range<usize>) -> impl Iterator<Item = (usize, u64)> + use<> {
         let first = (bytes.start - self.start) / UNIT;
         let end = if bytes.is_empty() { first } else { (bytes.end - self.start).div_ceil(UNIT) };

@@ -29,7 +29,7 @@ unsafe impl Send for PageSet {}
 unsafe impl Sync for PageSet {}
 
 impl PageSet {
-    /// An empty set of at most `pages` pages, a multiple of 64 groups.
+    /// Returns an empty set of at most `pages` pages, a multiple of 64 groups.
     pub(super) fn new(pages: usize) -> Result<Self, Error> {
         let bits = pages / 8;
         let bytes = (bits + pages / GROUP / 8).next_multiple_of(PAGE);

@@ -11,8 +11,8 @@ const MOST_FAILURES: usize = 20_000;
 /// How many calls of a number fail one at a time, at most, where all are tried.
 const MOST_PLACES: usize = 40;
 
-/// Whether to have each call fail by itself too, and with each error, not only all of a number at once with one (`ORRERY_FAULTS`;
-/// `make soak`).
+/// Returns whether to have each call fail by itself too, and with each error, not only all of a number at once with
+/// one (`ORRERY_FAULTS`; `make soak`).
 #[must_use]
 pub fn is_thorough() -> bool {
     std::env::var_os("ORRERY_FAULTS").is_some()

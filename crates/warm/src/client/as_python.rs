@@ -108,7 +108,7 @@ pub fn run_as_python(options: AsPython<'_>) -> ! {
     }
 }
 
-/// The exit status for a failure of the client.
+/// Returns the exit status for a failure of the client.
 #[must_use]
 pub fn exit_status(error: &Error) -> i32 {
     match error {
@@ -183,7 +183,7 @@ fn exit_with_script_error(job: &Job<'_>, errno: Errno) -> ! {
     std::process::exit(status)
 }
 
-/// A file name as Python's `repr` shows it.
+/// Returns a file name as Python's `repr` shows it.
 fn quoted(name: &[u8]) -> String {
     let quote = if name.contains(&b'\'') && !name.contains(&b'"') { '"' } else { '\'' };
     let mut text = String::from(quote);
@@ -264,8 +264,8 @@ fn forward_signals(ignored: u64) {
     }
 }
 
-/// Whether the other side has not read all that was sent: no worker has taken the request yet, or the program takes no
-/// signals.
+/// Returns whether the other side has not read all that was sent: no worker has taken the request yet, or the program
+/// takes no signals.
 fn is_unread(connection: i32) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one number; ioctl(2) is a plain system call here (SIOCOUTQ, whose number is TIOCOUTQ's).

@@ -46,7 +46,7 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// A job with closed standard streams and no arguments.
+    /// Returns a job with closed standard streams and no arguments.
     #[must_use]
     pub fn new(source: Source) -> Self {
         Self {
@@ -63,12 +63,12 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A script.
+    /// Returns a script.
     pub fn script(path: impl Into<OsString>) -> Self {
         Self::new(Source::Script(path.into()))
     }
 
-    /// A program text, as after `-c`.
+    /// Returns a program text, as after `-c`.
     pub fn command(text: impl Into<OsString>) -> Self {
         Self::new(Source::Command(text.into()))
     }
@@ -136,7 +136,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Where the program's text is.
+    /// Returns where the program's text is.
     #[must_use]
     pub fn source(&self) -> &Source {
         &self.source

@@ -67,7 +67,7 @@ impl ControlConnections {
             .min()
     }
 
-    /// Whether there is room for another connection.
+    /// Returns whether there is room for another connection.
     pub(super) fn has_room(&self) -> bool {
         let open = self.closed_until.is_none_or(|until| until <= Instant::now());
         open && self.connections.len() < MAX_CONNECTIONS

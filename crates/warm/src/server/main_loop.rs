@@ -329,8 +329,8 @@ impl Master<'_> {
         others.chain(self.control.deadline()).chain(self.stopping).fold(overdue, Instant::min)
     }
 
-    /// How often the master looks for overdue requests, often enough to be at most half as late again as the limit; and
-    /// for workers that are busy with themselves.
+    /// Returns how often the master looks for overdue requests, often enough to be at most half as late again as the
+    /// limit; and for workers that are busy with themselves.
     fn overdue_period(&self) -> Duration {
         let limit = self.config.worker.limits.time;
         limit.map_or(UNDO_LIMIT / 4, |limit| {
@@ -592,7 +592,7 @@ impl Master<'_> {
     }
 }
 
-/// How long to wait before a worker is started, after so many that did not come to life.
+/// Returns how long to wait before a worker is started, after so many that did not come to life.
 fn restart_delay(failed_starts: &mut u32) -> Duration {
     let pause = MIN_RESTART_DELAY.saturating_mul(1 << (*failed_starts).min(16)).min(MAX_RESTART_DELAY);
     *failed_starts = failed_starts.saturating_add(1);

@@ -46,12 +46,12 @@ impl Reload {
         Self { entrance, workers: Vec::new(), wanted, began: Instant::now() }
     }
 
-    /// When it fails, unless all workers are ready by then.
+    /// Returns when it fails, unless all workers are ready by then.
     pub(super) fn deadline(&self) -> Instant {
         self.began + LIMIT
     }
 
-    /// How long it has taken.
+    /// Returns how long it has taken.
     pub(super) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }

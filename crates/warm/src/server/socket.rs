@@ -64,7 +64,7 @@ pub struct Claim {
     _lock: File,
 }
 
-/// The master's own socket beside the one at `path`.
+/// Returns the master's own socket beside the one at `path`.
 #[must_use]
 pub fn control_path(path: &Path) -> PathBuf {
     beside(path, ".control")
@@ -243,7 +243,7 @@ impl Access {
     }
 }
 
-/// Whether a server holds the lock of `path`, even if its socket does not answer at the moment.
+/// Returns whether a server holds the lock of `path`, even if its socket does not answer at the moment.
 pub(crate) fn is_claimed(path: &Path) -> bool {
     // Opened for reading, so as to create nothing.
     let Ok(lock) = File::open(beside(path, ".lock")) else {

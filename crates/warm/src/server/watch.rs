@@ -240,7 +240,7 @@ fn is_hidden(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b".")
 }
 
-/// Whether directories of this name are watched below those that were named.
+/// Returns whether directories of this name are watched below those that were named.
 fn is_searched(name: &OsStr) -> bool {
     !is_hidden(name) && name != CACHE
 }
@@ -254,7 +254,8 @@ fn is_python(name: &OsStr) -> bool {
 mod tests {
     use super::*;
 
-    /// Whether something has changed since the last look. The kernel reports a change before the call that makes it returns.
+    /// Returns whether something has changed since the last look. The kernel reports a change before the call that
+    /// makes it returns.
     fn changes(watch: &mut Watch) -> bool {
         watch.look().unwrap();
         let changed = watch.changed.is_some();

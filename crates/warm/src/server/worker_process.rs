@@ -105,12 +105,12 @@ impl WorkerProcess {
         self.pidfd.as_fd()
     }
 
-    /// Whether the worker's interpreter is ready.
+    /// Returns whether the worker's interpreter is ready.
     pub(super) fn is_ready(&self) -> bool {
         self.page.read().ready
     }
 
-    /// Whether `id` runs there now, or died there unreaped.
+    /// Returns whether `id` runs there now, or died there unreaped.
     pub(super) fn runs(&self, id: RequestId) -> bool {
         self.page.read().current == Some(id)
     }
@@ -122,7 +122,7 @@ impl WorkerProcess {
         WorkerHealth { pid, ready: status.ready, busy: status.busy(), served: self.believed(status.served) }
     }
 
-    /// How many requests it finished: no more than it can have since the last look, whatever a script wrote.
+    /// Returns how many requests it finished: no more than it can have since the last look, whatever a script wrote.
     fn believed(&self, served: u64) -> u64 {
         if served.wrapping_sub(self.served) < MOST_REQUESTS { served } else { self.served }
     }

@@ -142,7 +142,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// What the process is now.
+    /// Returns what the process is now.
     pub(super) fn capture(files: &Files) -> Self {
         let view = View::new(files);
         Self { values: ROWS.map(|row| (row.read)(&view)), shown: view.shown() }

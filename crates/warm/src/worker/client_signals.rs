@@ -101,7 +101,7 @@ pub(super) fn forget_arrivals() {
     }
 }
 
-/// Whether descriptor `number` is still the socket that it was: a script may have put something else there.
+/// Returns whether descriptor `number` is still the socket that it was: a script may have put something else there.
 pub(super) fn is_intact(number: RawFd, inode_before: u64) -> bool {
     inode_before != 0 && inode(number) == inode_before
 }

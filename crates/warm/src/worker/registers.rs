@@ -20,7 +20,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// What the calling thread has.
+    /// Returns what the calling thread has.
     pub(super) fn capture() -> Self {
         let mut clock = 0;
         // SAFETY: the kernel writes one number.

@@ -36,7 +36,7 @@ pub fn ways() -> Vec<Way> {
     all.iter().filter(is_chosen).map(|&(isolation, tracker)| Way { isolation, tracker }).collect()
 }
 
-/// The examples' directory.
+/// Returns the examples' directory.
 pub fn examples() -> PathBuf {
     orrery_testing::root().join("examples/warm")
 }
@@ -94,21 +94,21 @@ impl Server {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// A command of the client.
+    /// Returns a command of the client.
     pub fn orrery(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(orrery_testing::built("orrery"));
         settle_environment(&mut command).env("ORRERY_WARM", self.socket()).arg("warm").args(arguments);
         command
     }
 
-    /// The client running a program.
+    /// Runs a program by the client.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = self.orrery(&["run"]);
         command.args(arguments);
         command
     }
 
-    /// The workers' process ids, as the server tells them.
+    /// Returns the workers' process ids, as the server tells them.
     pub fn workers(&self) -> Vec<i32> {
         let output = self.orrery(&["status"]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
@@ -261,7 +261,7 @@ pub fn ran(command: &mut Command, input: &[u8]) -> Ran {
     Ran { status: output.status, stdout: output.stdout, stderr: output.stderr }
 }
 
-/// How a status reads in a failure message: the exit status or the signal, core files apart.
+/// Returns how a status reads in a failure message: the exit status or the signal, core files apart.
 pub fn told(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => format!("signal {signal}"),

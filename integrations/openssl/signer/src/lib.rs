@@ -106,8 +106,9 @@ fn digest(name: &str, bytes: &[u8]) -> Option<Digest> {
     Digest::import_less_safe(bytes, kind).ok()
 }
 
-/// The same number in a digest of another length. ECDSA takes a digest for a number, of which it uses as many leading bits as the curve's
-/// order has (FIPS 186-5, 6.4.1): a longer one loses its end, a shorter one gets zeros before it. TLS 1.2 signs with any digest over any curve.
+/// Returns the same number in a digest of another length. ECDSA takes a digest for a number, of which it uses as many
+/// leading bits as the curve's order has (FIPS 186-5, 6.4.1): a longer one loses its end, a shorter one gets zeros
+/// before it. TLS 1.2 signs with any digest over any curve.
 fn fitted(digest: Digest, kind: &'static Algorithm) -> Option<Digest> {
     let (bytes, mut number) = (digest.as_ref(), [0; MAX_OUTPUT_LEN]);
     let number = number.get_mut(..kind.output_len)?;
@@ -227,7 +228,8 @@ mod tests {
         Some(signature)
     }
 
-    /// Whether OpenSSL finds that it is a signature; for RSA, with this padding and a salt as long as the digest.
+    /// Returns whether OpenSSL finds that it is a signature; for RSA, with this padding and a salt as long as the
+    /// digest.
     fn is_good(
         key: &PKey<Private>,
         padding: Option<Padding>,

@@ -188,7 +188,7 @@ impl Allocator {
         }
     }
 
-    /// Whether the part is in the area's heap and so has a head.
+    /// Returns whether the part is in the area's heap and so has a head.
     fn head_of(&self, part: *mut c_void) -> Option<(&Area, *mut Head)> {
         let area = self.area()?;
         let head = part.cast::<Head>().wrapping_sub(1);
@@ -208,7 +208,7 @@ impl Allocator {
         }
     }
 
-    /// The next part of linear memory.
+    /// Returns the next part of linear memory.
     fn next(&mut self, size: usize) -> *mut c_void {
         let lock = &raw mut self.lock;
         // SAFETY: our own lock.

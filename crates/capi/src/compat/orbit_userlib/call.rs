@@ -287,7 +287,7 @@ fn cancelled(count: Result<usize, Error>) -> c_int {
     }
 }
 
-/// The call that a task names.
+/// Returns the call that a task names.
 ///
 /// # Safety
 /// The task is null or one that `orbit_call_async` filled in.

@@ -50,7 +50,7 @@ impl Head {
     }
 }
 
-/// The bytes of a scratch with one update.
+/// Returns the bytes of a scratch with one update.
 pub(super) fn update(address: usize, data: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(DATA + data.len() + 8);
     bytes.extend(UPDATE.to_ne_bytes());
@@ -61,7 +61,7 @@ pub(super) fn update(address: usize, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether `bytes` are `count` whole records.
+/// Returns whether `bytes` are `count` whole records.
 pub(super) fn add_up(bytes: &[u8], count: usize) -> bool {
     let mut at = 0;
     (0..count).all(|_| {
@@ -186,7 +186,7 @@ fn write_checked(target: usize, from: *const u8, len: usize) -> bool {
     usize::try_from(done) == Ok(len)
 }
 
-/// Whether there is code at `address`.
+/// Returns whether there is code at `address`.
 fn is_code(address: usize) -> bool {
     static CODE: Mutex<Vec<PageRange>> = Mutex::new(Vec::new());
     let mut code = CODE.lock().unwrap_or_else(PoisonError::into_inner);

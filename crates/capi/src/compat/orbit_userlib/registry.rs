@@ -125,7 +125,7 @@ fn forget_dead(mut all: Vec<(c_int, Arc<Known>)>) {
     }
 }
 
-/// The orbit with this id.
+/// Returns the orbit with this id.
 pub(super) fn find(id: c_int) -> Option<Arc<Known>> {
     lock(&registry().table).orbits.get(&id).map(Arc::clone)
 }

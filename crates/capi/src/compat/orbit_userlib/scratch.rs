@@ -69,7 +69,7 @@ pub(super) fn was_sent(scratch: &Scratch) {
     }
 }
 
-/// Where main may put a scratch that came from `start..end`, addresses of one area.
+/// Returns where main may put a scratch that came from `start..end`, addresses of one area.
 pub(super) fn may_hold_scratches(area: &Area, start: usize, end: usize) -> bool {
     // SAFETY: pools are never freed.
     let set = unsafe { POOL.load(Ordering::Acquire).as_ref() };
@@ -83,7 +83,7 @@ pub(super) fn may_hold_scratches(area: &Area, start: usize, end: usize) -> bool 
     area.used() == 0 && area.blocks() == 0 && end <= area.base() + area.raw().map_or(0, |(_, len)| len)
 }
 
-/// Whether pages were mapped for scratches before.
+/// Returns whether pages were mapped for scratches before.
 pub(super) fn is_landing(start: usize, len: usize) -> bool {
     let landings = LANDINGS.lock().unwrap_or_else(PoisonError::into_inner);
     landings.iter().any(|range| range.start <= start && start + len <= range.end)

@@ -240,7 +240,7 @@ impl Settled {
     }
 }
 
-/// Whether a directory below `home` exists.
+/// Returns whether a directory below `home` exists.
 fn are_there(home: &[u8], tail: &[u8]) -> bool {
     let found = rustix::fs::stat([home, tail].concat().as_slice());
     found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)

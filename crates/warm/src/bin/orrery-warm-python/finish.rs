@@ -101,7 +101,7 @@ pub(crate) fn system_exit() -> Option<i32> {
     (unsafe { _Py_HandleSystemExit(&raw mut status) } == 1).then_some(status)
 }
 
-/// Whether the exception that is set is a `KeyboardInterrupt` itself.
+/// Returns whether the exception that is set is a `KeyboardInterrupt` itself.
 pub(crate) fn is_interrupt(_: Held) -> bool {
     // SAFETY: the lock is held; only addresses are compared.
     unsafe { ffi::PyErr_Occurred() == ffi::PyExc_KeyboardInterrupt }
@@ -140,15 +140,15 @@ pub(crate) fn drop_traceback() {
     }
 }
 
-/// Whether there may be something for `threading` to do: threads that it knows, or functions that want to be called when
-/// they end. Where there is nothing, not even its function is called, which would write to many pages.
+/// Returns whether there may be something for `threading` to do: threads that it knows, or functions that want to be
+/// called when they end. Where there is nothing, not even its function is called, which would write to many pages.
 fn has_threads(python: &Python) -> bool {
     let Some(threading) = &python.pristine.threading else { return true };
     threading.namespace.peek(python.held, c"_shutdown") != threading.shutdown.pointer()
         || threading.sizes != sizes(python.held, &threading.namespace)
 }
 
-/// How many threads, locks of threads and functions for the end `threading` knows.
+/// Returns how many threads, locks of threads and functions for the end `threading` knows.
 pub(crate) fn sizes(held: Held, threading: &Object) -> [isize; 3] {
     let peek = |name| threading.peek(held, name);
     // SAFETY: borrowed from a living dictionary and looked at before anything changes it; a function gives -1 and an

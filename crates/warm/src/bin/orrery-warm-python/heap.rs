@@ -27,7 +27,7 @@ pub(crate) fn fill_holes() {
     }
 }
 
-/// Where the unused end of the heap begins: the first large piece that comes from there tells.
+/// Returns where the unused end of the heap begins: the first large piece that comes from there tells.
 fn end_of_holes() -> usize {
     for _ in 0..MOST {
         // SAFETY: the piece is never used; it is freed only if it is no hole.

@@ -173,14 +173,14 @@ impl Python {
         Ok(Self { loader: RefCell::new(Some(loader)), ..python })
     }
 
-    /// A loader for the script `filename`, as `__main__.__loader__`.
+    /// Returns a loader for the script `filename`, as `__main__.__loader__`.
     pub(crate) fn loader(&self, filename: &Object) -> Result<Object> {
         let loader = self.loader.take().ok_or(Raised)?;
         loader.set_attribute(self.held, c"path", filename)?;
         Ok(loader)
     }
 
-    /// The dictionary of `__main__`, which nothing else refers to but its module: at a program's end both go.
+    /// Returns the dictionary of `__main__`, which nothing else refers to but its module: at a program's end both go.
     pub(crate) fn main(&self) -> Result<Object> {
         // SAFETY: the dictionary of modules lives as long as the interpreter.
         let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;

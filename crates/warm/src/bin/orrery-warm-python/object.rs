@@ -80,7 +80,7 @@ impl Held {
         Ok(Self { words: Box::leak(Box::new(Words { sys, strings })), not_send: PhantomData })
     }
 
-    /// A word as a string object. One that is not in the table is made, for good.
+    /// Returns a word as a string object. One that is not in the table is made, for good.
     fn word(self, name: &CStr) -> Result<&'static Object> {
         match self.words.strings.iter().find(|(known, _)| *known == name) {
             Some((_, object)) => Ok(object),
@@ -139,7 +139,7 @@ impl Object {
         Some(Self(pointer))
     }
 
-    /// The bare pointer, borrowed.
+    /// Returns the bare pointer, borrowed.
     pub(crate) fn pointer(&self) -> *mut ffi::PyObject {
         self.0.as_ptr()
     }
@@ -161,7 +161,7 @@ impl Object {
         unsafe { Self::own(ffi::PyLong_FromUnsignedLongLong(value)) }
     }
 
-    /// A `str` from a file name, argument or such, as Python decodes them (`os.fsdecode`).
+    /// Returns a `str` from a file name, argument or such, as Python decodes them (`os.fsdecode`).
     pub(crate) fn decode(_: Held, bytes: &[u8]) -> Result<Self> {
         // SAFETY: pointer and length are a slice's; gives a new reference or null.
         unsafe {
@@ -262,7 +262,7 @@ impl Object {
         self.pointer() == unsafe { ffi::Py_None() }
     }
 
-    /// Whether the object's type is `class` or derived from it: asks neither object anything.
+    /// Returns whether the object's type is `class` or derived from it: asks neither object anything.
     pub(crate) fn has_type_below(&self, class: &Self) -> bool {
         // SAFETY: living objects, the second a class.
         unsafe { ffi::PyType_IsSubtype(ffi::Py_TYPE(self.pointer()), class.pointer().cast()) != 0 }
@@ -313,7 +313,7 @@ impl Object {
         entries
     }
 
-    /// The items of a tuple.
+    /// Returns the items of a tuple.
     pub(crate) fn parts(&self) -> Result<Vec<Self>> {
         // SAFETY: a living object; -1 and an exception for what is no tuple.
         let length = unsafe { ffi::PyTuple_Size(self.pointer()) };
@@ -325,7 +325,7 @@ impl Object {
         (0..length).map(part).collect()
     }
 
-    /// An integer's value.
+    /// Returns an integer's value.
     pub(crate) fn number(&self) -> Result<i64> {
         // SAFETY: a living object.
         let value = unsafe { ffi::PyLong_AsLongLong(self.pointer()) };
@@ -339,7 +339,7 @@ impl Object {
         check(unsafe { ffi::PyList_Insert(self.pointer(), 0, item.pointer()) })
     }
 
-    /// A string's text in UTF-8.
+    /// Returns a string's text in UTF-8.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut length = 0;
         // SAFETY: a living object and a pointer to a live local; null for what is no string or has lone surrogates.
@@ -352,7 +352,7 @@ impl Object {
             .to_vec())
     }
 
-    /// How many entries a dictionary has.
+    /// Returns how many entries a dictionary has.
     pub(crate) fn length(&self) -> usize {
         // SAFETY: a living object; -1 for what is no dictionary.
         usize::try_from(unsafe { ffi::PyDict_Size(self.pointer()) }).unwrap_or(0)
@@ -371,7 +371,7 @@ impl Object {
     }
 }
 
-/// A length as CPython counts.
+/// Returns a length as CPython counts.
 pub(crate) fn signed(length: usize) -> ffi::Py_ssize_t {
     ffi::Py_ssize_t::try_from(length).unwrap_or(ffi::Py_ssize_t::MAX)
 }

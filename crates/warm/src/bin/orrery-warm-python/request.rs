@@ -343,7 +343,7 @@ fn run_stream(stream: *mut libc::FILE, filename: &[u8], main: &Object, close: bo
     }
 }
 
-/// What follows the last statement of a program: its exit status.
+/// Returns what follows the last statement of a program: its exit status.
 fn conclude(held: Held, result: Result<()>) -> i32 {
     match result {
         Ok(()) => 0,

@@ -102,7 +102,7 @@ fn set_prctl(option: i32, saved: &Value) {
     let _ = unsafe { syscall!(Sysno::prctl, option, saved[0], 0, 0, 0) };
 }
 
-/// A fingerprint of bytes (FNV-1a).
+/// Returns a fingerprint of bytes (FNV-1a).
 fn fingerprint<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Value {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in pieces.into_iter().flatten() {
@@ -111,7 +111,7 @@ fn fingerprint<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Value {
     value([hash])
 }
 
-/// The lines of `/proc/self/status` that begin so.
+/// Returns the lines of `/proc/self/status` that begin so.
 fn line(view: &View<'_>, start: &[u8]) -> Value {
     let lines = view.status.bytes().split(|byte| *byte == b'\n');
     fingerprint(lines.filter(|line| line.starts_with(start)))
@@ -228,7 +228,7 @@ fn set_scheduling(_: &View<'_>, saved: &Value) {
     let _ = unsafe { syscall!(Sysno::sched_setattr, 0, saved.as_ptr(), 0) };
 }
 
-/// The mask of processors; with more than 1,024 of them, zeros every time.
+/// Returns the mask of processors; with more than 1,024 of them, zeros every time.
 fn processors(_: &View<'_>) -> Value {
     let mut mask = [0; 16];
     // SAFETY: pointer and length are an array's.
@@ -316,7 +316,7 @@ fn write_number(file: Option<&OwnedFd>, number: i64) {
     }
 }
 
-/// Which keyring it is, if there is one, and what is in it.
+/// Returns which keyring it is, if there is one, and what is in it.
 fn keyring(which: i32) -> Value {
     const GET_KEYRING_ID: u64 = 0;
     const READ: u64 = 11;

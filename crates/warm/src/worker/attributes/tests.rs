@@ -33,7 +33,7 @@ fn keyctl(operation: u64, second: u64) -> bool {
     unsafe { syscall!(Sysno::keyctl, operation, second, 1, 0, 0) }.is_ok()
 }
 
-/// A filter that allows all.
+/// Returns a filter that allows all.
 fn filter() -> bool {
     let filter = orrery_sys::seccomp::Filter::new(orrery_sys::seccomp::Action::Allow);
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0)

@@ -78,8 +78,8 @@ const ENGINE_REQUESTS: [u32; 10] = [
     0xc060_6610,
 ];
 
-/// Where the code of this program is, the engine's among it: libraries, the interpreter's and libffi's included, are
-/// elsewhere.
+/// Returns where the code of this program is, the engine's among it: libraries, the interpreter's and libffi's
+/// included, are elsewhere.
 fn own_text() -> rustix::io::Result<(u64, u64)> {
     let here = own_text as *const () as u64;
     let maps = std::fs::read("/proc/self/maps")

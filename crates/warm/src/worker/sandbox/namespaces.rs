@@ -67,7 +67,7 @@ fn die_with_parent() -> rustix::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
 }
 
-/// Whether new namespaces could be made.
+/// Returns whether new namespaces could be made.
 fn unshare(sandbox: &Sandbox) -> Result<bool, SandboxError> {
     let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
     if !sandbox.net {
