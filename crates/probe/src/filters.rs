@@ -42,7 +42,7 @@ pub(crate) const FAMILY: Family = Family {
             name: "seccomp_notify",
             systems: MONITORED,
             purpose: "a monitor out of reach decides a call and answers it",
-            fallback: "ptrace, two to three times dearer per call",
+            fallback: "ptrace, at two to three times the cost of each call",
             probe: Probe::Child(seccomp_notify),
         },
         Row {
@@ -77,7 +77,7 @@ pub(crate) const FAMILY: Family = Family {
             name: "syscall_user_dispatch",
             systems: &[System::Hijack, System::LwcContexts],
             purpose: "every system call outside the executive becomes a SIGSYS, which finds the sites to rewrite",
-            fallback: "ptrace finds them, five times dearer per first call",
+            fallback: "ptrace finds them, at five times the cost of each first call",
             probe: Probe::Child(dispatch::all_but_a_range),
         },
         Row {

@@ -1,6 +1,6 @@
 //! The executive's code: once in memory, for all tracees of a run.
 //!
-//! Nothing in an image's first pages depends on where it is. Copied into each program they would be the dearest part of
+//! Nothing in an image's first pages depends on where it is. Copied into each program they would be the most expensive part of
 //! executing one: thirty pages to allocate, fill, hand on to each child of a fork, and free. So they are a System V segment that
 //! programs attach: like the shared page (see `orrery_hijack_image::shared_page`) it takes one system call, no descriptor and no path. It may be
 //! attached by everybody, and written to by nobody: who may change that (its owner, by `shmctl`) could as well trace the tracees.

@@ -72,7 +72,7 @@ impl InPlace {
         })
     }
 
-    /// Makes the first capture, which is dear, and notes what the process is. Call when it is what it is going to be,
+    /// Makes the first capture, which is expensive, and notes what the process is. Call when it is what it is going to be,
     /// and before there is a connection, which the engine's copy of the file table would hold open.
     pub(super) fn settle(&mut self) -> Result<(), WorkerError> {
         self.rollback.run(|| {}).map_err(WorkerError::Rollback)?;

@@ -268,7 +268,7 @@ fn restore_builtins(python: &Python) {
 /// `finalize_remove_modules`: takes all modules out of `sys.modules`, one by one in the order of the dictionary, so
 /// that a destructor finds those imported before its own module gone already and the others still there.
 ///
-/// Touching every module would be dear. So the dictionary is replaced: first by one that looks as if the turn had come
+/// Touching every module would be expensive. So the dictionary is replaced: first by one that looks as if the turn had come
 /// to `__main__`, from which the modules of this request are taken one by one, then by an empty one. Gives weak
 /// references to the modules of this request.
 fn remove_modules(python: &Python, none: &Object) -> Vec<Object> {
