@@ -94,13 +94,17 @@ impl Guard {
         } else {
             held("open, openat, creat, openat2", MONITOR, &enforcement.by_monitor.join("; "));
         }
-        if self.policy.trees.all_visible() && !self.policy.learning {
+        if self.policy.all_visible() && !self.policy.learning {
             held("stat, access, readlink, statfs ...", NOBODY, "everything may be looked at");
         } else {
             held(
                 "stat, access, readlink, statfs ...",
                 MONITOR,
-                "the policy limits stat; stat = [\"/\"] does not",
+                if self.policy.view.is_some() {
+                    "the policy has a view, out of which descriptors may lead"
+                } else {
+                    "the policy limits stat; stat = [\"/\"] does not"
+                },
             );
         }
         held(
@@ -156,6 +160,9 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
     if let Some(path) = policy.trees.own().next() {
         let shown = landlock::path_of(path).display();
         reasons.push(format!("which files in {shown} are the program's own only the monitor knows"));
+    }
+    if policy.view.is_some() {
+        reasons.push("which descriptors lead out of the view only the monitor knows".to_owned());
     }
     let unreadable = |path: &&std::path::PathBuf| {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());

@@ -36,6 +36,16 @@ pub enum Error {
         /// Which, and how it is done right.
         String,
     ),
+    /// What the program is to see of the file system could not be arranged.
+    #[error("cannot make the view that the policy describes: {operation}: {source}{hint}")]
+    View {
+        /// What was tried.
+        operation: String,
+        /// Why it failed.
+        source: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
     /// A facility that the kernel would not give.
     #[error("{operation}: {source}")]
     Kernel {

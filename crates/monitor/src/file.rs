@@ -24,6 +24,9 @@ pub(crate) struct ResolvedFile {
 pub(crate) enum Location {
     /// At this path, or last was before it was removed.
     Path(Vec<u8>),
+    /// At this path outside of the program's view, by a descriptor from before its start: nothing can be done to it but what that descriptor
+    /// can.
+    Outside(Vec<u8>),
     /// Nowhere: a pipe, a socket or memory, that the program reached through a descriptor which it has.
     Anonymous,
 }

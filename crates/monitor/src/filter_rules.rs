@@ -16,7 +16,7 @@ use orrery_sys::seccomp::{Action, Condition, Filter};
 /// from the monitor by itself.
 pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter {
     let mut rules = Filter::new(Action::Allow);
-    let looking = !policy.trees.all_visible() || policy.learning;
+    let looking = !policy.all_visible() || policy.learning;
     let network = !policy.network.is_everything() || policy.learning;
     if let Some(errno) = policy.calls.otherwise {
         rules.set_default(Action::Fail(errno));

@@ -76,6 +76,7 @@ impl Guard {
         let learning = Learning::open(path, self.forget)?;
         self.policy.capabilities = learning.known().capabilities;
         self.policy.limits = learning.known().limits;
+        self.policy.view = learning.known().view.clone();
         Ok(Some(learning))
     }
 }

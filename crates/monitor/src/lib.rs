@@ -50,6 +50,7 @@ mod supervise;
 mod syscall;
 mod system_files;
 mod thread_pool;
+mod view;
 
 pub use callback::{Decision, Request};
 pub use enforcement::Explanation;

@@ -6,6 +6,7 @@ pub(crate) mod rules;
 pub(crate) mod syscalls;
 pub(crate) mod text;
 pub(crate) mod trees;
+pub(crate) mod view;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use network::Network;
 use rules::{Given, Rules};
 pub use trees::Rights;
 use trees::Trees;
+use view::View;
 
 use crate::Error;
 
@@ -43,6 +45,8 @@ pub struct Policy {
     pub(crate) network: Network,
     pub(crate) calls: Calls,
     pub(crate) limits: Limits,
+    /// What of the file system is there, if not all of it.
+    pub(crate) view: Option<View>,
     /// What of the superuser's power the program keeps.
     pub(crate) capabilities: CapabilitySet,
     pub(crate) refusal: Refusal,
@@ -127,6 +131,7 @@ impl Policy {
             network: Network::everything(),
             calls: Calls::default(),
             limits: Limits::default(),
+            view: None,
             capabilities: capabilities::ORDINARY,
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
@@ -145,6 +150,11 @@ impl Policy {
             capabilities: capabilities::UNDER_RULES,
             ..Self::learning()
         }
+    }
+
+    /// Whether everything may be looked at, however it is reached.
+    pub(crate) fn all_visible(&self) -> bool {
+        self.view.is_none() && self.trees.all_visible()
     }
 
     /// The rights over what lies at `path`, which is absolute and free of symbolic links, `.` and `..`.

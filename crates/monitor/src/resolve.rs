@@ -9,10 +9,11 @@ mod walk;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::file::{DirectoryEntry, Location, ResolvedFile, is_directory};
+use crate::log::Event;
 use crate::policy::Rights;
 use crate::syscall::Syscall;
 
@@ -214,9 +215,28 @@ impl Syscall<'_> {
             if gone && path.ends_with(b" (deleted)") {
                 path.truncate(path.len() - b" (deleted)".len());
             }
-            Location::Path(path)
+            if self.leads_out(&file, &stat, &path) {
+                if held.is_none() {
+                    let reason = "it leads out of the program's view";
+                    return Err(self.refuse(&Event::Call { reason }));
+                }
+                Location::Outside(path)
+            } else {
+                Location::Path(path)
+            }
         };
         Ok(ResolvedFile { file, stat, location, granted: held.unwrap_or(Rights::empty()) })
+    }
+}
+
+impl Syscall<'_> {
+    /// Whether a file is not there in the program's view, because a descriptor from before its start led to it. What that view has at the same
+    /// path is what counts.
+    fn leads_out(&self, file: &OwnedFd, stat: &Stat, path: &[u8]) -> bool {
+        let Some(mounts) = &self.state.mounts else { return false };
+        let seen = || rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW);
+        !mounts.have(file)
+            && !seen().is_ok_and(|seen| (seen.st_dev, seen.st_ino) == (stat.st_dev, stat.st_ino))
     }
 }
 

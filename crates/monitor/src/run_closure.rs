@@ -51,6 +51,13 @@ impl Guard {
     /// # Errors
     /// What kept the closure from running; then nothing of it has run.
     pub fn closure(self, work: impl FnOnce() -> i32) -> Result<End, Error> {
+        if self.policy.view.is_some() {
+            return Err(Error::View {
+                operation: "a closure".to_owned(),
+                source: std::io::ErrorKind::Unsupported.into(),
+                hint: "; this process would get the view, too: guard a program, or leave out [view]",
+            });
+        }
         let work = |pipe: &mut Option<OwnedFd>| {
             drop(pipe.take());
             let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);

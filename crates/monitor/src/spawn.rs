@@ -14,7 +14,7 @@ use crate::log::Writer;
 use crate::monitor::Monitor;
 use crate::policy::capabilities::numbers;
 use crate::state::State;
-use crate::{Error, blocking};
+use crate::{Error, blocking, view};
 use orrery_sys::capability::CapabilitySet;
 use orrery_sys::errno;
 use orrery_sys::notify::Listener;
@@ -48,6 +48,9 @@ pub(crate) fn spawn(
 ) -> Result<(rustix::process::Pid, Arc<State>, Option<Errno>), Error> {
     let enforcement = Enforcement::of(&guard)?;
     let Guard { policy, log, landlock, callback, learn: _, forget: _ } = guard;
+    // What it covers is opened before.
+    let log = Writer::new(&log)?;
+    let mounts = policy.view.as_ref().map(view::enter).transpose()?;
     let domain = if landlock {
         LandlockDomain::new(&policy, enforcement.kernel_opens())?
     } else {
@@ -59,7 +62,6 @@ pub(crate) fn spawn(
         asked.set(*call, seccomp::Action::Notify);
     }
     let program = asked.program();
-    let log = Writer::new(&log)?;
     let (limits, capabilities) = (policy.limits, policy.capabilities);
     let pipe =
         || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(Error::kernel("making a pipe"));
@@ -122,10 +124,16 @@ pub(crate) fn spawn(
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     blocking::prepare().map_err(Error::kernel("sigaction")).map_err(&abandon)?;
     let listener = Listener::new(listener);
-    let state =
-        State::new(policy, listener, log, process.as_raw_pid(), (domain.executions, domain.executables))
-            .map_err(Error::kernel("reading /proc/self/status"))
-            .map_err(&abandon)?;
+    let state = State::new(
+        policy,
+        listener,
+        log,
+        process.as_raw_pid(),
+        (domain.executions, domain.executables),
+        mounts,
+    )
+    .map_err(Error::kernel("reading /proc/self/status"))
+    .map_err(&abandon)?;
     let state = Arc::new(state);
     Arc::new(Monitor::new(Arc::clone(&state), callback, rules))
         .start()

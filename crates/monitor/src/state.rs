@@ -15,6 +15,7 @@ use crate::log::Writer;
 use crate::made_files::MadeFiles;
 use crate::policy::Policy;
 use crate::policy_recorder::PolicyRecorder;
+use crate::view::OwnMounts;
 
 /// What all threads of the monitor share.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(crate) struct State {
     pub(crate) kernel_checks_executions: bool,
     /// What it executes.
     pub(crate) executables: Executables,
+    /// The mounts of the program's view, if it has one of its own.
+    pub(crate) mounts: Option<OwnMounts>,
     /// The process whose first execve(2) starts the program, until it did.
     first: AtomicI32,
 }
@@ -42,6 +45,7 @@ impl State {
         log: Writer,
         first: i32,
         (kernel_checks_executions, executables): (bool, Executables),
+        mounts: Option<OwnMounts>,
     ) -> Result<Self, Errno> {
         let capabilities = policy.capabilities.bits();
         Ok(Self {
@@ -54,6 +58,7 @@ impl State {
             made: MadeFiles::default(),
             kernel_checks_executions,
             executables,
+            mounts,
             first: AtomicI32::new(first),
         })
     }

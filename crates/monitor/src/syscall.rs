@@ -147,7 +147,11 @@ impl Syscall<'_> {
 
     /// The rights over a file, with what it is known as.
     pub(crate) fn rights(&self, found: &ResolvedFile) -> (Rights, Vec<u8>) {
-        let Location::Path(path) = &found.location else { return (Rights::all(), Vec::new()) };
+        let path = match &found.location {
+            Location::Path(path) => path,
+            Location::Outside(path) => return (found.granted, path.clone()),
+            Location::Anonymous => return (Rights::all(), Vec::new()),
+        };
         let name = self.known_as(path);
         let mut rights = self.rights_at(&name);
         if self.state.identity.is_proc(&found.stat)

@@ -32,6 +32,7 @@ struct Sections {
     network: Option<Spanned<Addresses>>,
     calls: Option<Spanned<SystemCalls>>,
     limits: Option<Spanned<Limits>>,
+    view: Option<Spanned<View>>,
     #[serde(default, rename = "rule")]
     rules: Vec<Spanned<Rule>>,
     services: Option<Spanned<Services>>,
@@ -57,6 +58,8 @@ pub enum Section {
     Calls,
     /// `[limits]`
     Limits,
+    /// `[view]`
+    View,
     /// `[[rule]]`
     Rules,
     /// `[services]`
@@ -69,7 +72,7 @@ pub enum Section {
 
 impl Section {
     /// What is allowed, everything else being refused.
-    pub const SANDBOX: [Self; 7] = [
+    pub const SANDBOX: [Self; 8] = [
         Self::Refusal,
         Self::Mediation,
         Self::Capabilities,
@@ -77,6 +80,7 @@ impl Section {
         Self::Network,
         Self::Calls,
         Self::Limits,
+        Self::View,
     ];
 
     /// What becomes of certain calls, all others passing.
@@ -93,6 +97,7 @@ impl fmt::Display for Section {
             Self::Network => "[network]",
             Self::Calls => "[calls]",
             Self::Limits => "[limits]",
+            Self::View => "[view]",
             Self::Rules => "[[rule]]",
             Self::Services => "[services]",
             Self::Mounts => "[[mount]]",
@@ -166,6 +171,18 @@ pub struct Limits {
     pub file_size: Option<Spanned<String>>,
     /// Seconds of CPU time of each process.
     pub cpu_seconds: Option<u64>,
+}
+
+/// The section `[view]`: what of the file system is there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct View {
+    /// Directories in whose place the program finds empty ones of its own.
+    pub private: Entries,
+    /// Files and directories within those that are there nevertheless.
+    pub show: Entries,
+    /// How much each of the private directories can hold, a size.
+    pub size: Option<Spanned<String>>,
 }
 
 /// A `[[rule]]`: conditions, and what is done where all of them hold.
@@ -342,6 +359,7 @@ impl Document {
             Section::Network => sections.network.as_ref()?.span(),
             Section::Calls => sections.calls.as_ref()?.span(),
             Section::Limits => sections.limits.as_ref()?.span(),
+            Section::View => sections.view.as_ref()?.span(),
             Section::Rules => sections.rules.first()?.span(),
             Section::Services => sections.services.as_ref()?.span(),
             Section::Mounts => sections.mounts.first()?.span(),
@@ -390,6 +408,12 @@ impl Document {
     #[must_use]
     pub fn limits(&self) -> Limits {
         contents(self.sections.limits.as_ref())
+    }
+
+    /// Returns the section `[view]`, if there is one.
+    #[must_use]
+    pub fn view(&self) -> Option<&View> {
+        self.sections.view.as_ref().map(Spanned::get_ref)
     }
 
     /// Returns the rules, in their order.
@@ -460,6 +484,7 @@ mod tests {
             ("[network]\n", 2),
             ("[calls]\n", 4),
             ("[limits]\n", 5),
+            ("[view]\n", 3),
             ("[manager]\n", 3),
             ("[[rule]]\ncall = 'x'\n", 17),
         ] {

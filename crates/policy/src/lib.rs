@@ -19,6 +19,6 @@ pub mod values;
 
 pub use document::{
     Addresses, Document, Entries, Files, Limits, Manager, Mount, Remembered, Rule, Section, Services, Sleep,
-    SystemCalls, Words,
+    SystemCalls, View, Words,
 };
 pub use error::{Fault, PolicyError};

@@ -2,8 +2,8 @@
 //!
 //! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
 //! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
-//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with five
-//! exceptions: [`capability`], [`cgroups`] and [`processes`], which read tables, [`scm::receive`], if descriptors arrive, and the building of filters in
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with six
+//! exceptions: [`namespaces::Unmapped::map`], [`capability`], [`cgroups`] and [`processes`], which read tables, [`scm::receive`], if descriptors arrive, and the building of filters in
 //! [`seccomp`].
 //!
 //! | what | where |
@@ -15,7 +15,7 @@
 //! | who other processes are, and where they listen | [`processes`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | who is at the other end of a socket | [`peer`] |
-//! | who owns a user namespace | [`namespaces`] |
+//! | who owns a user namespace; entering new namespaces; mounts | [`namespaces`], [`mounts`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
 //! | what sockets drop, and descriptors of other processes | [`socket_filter`] |
 //! | whether this is a forked child | [`generation`] |
@@ -40,6 +40,7 @@ pub mod kcmp;
 pub mod maps;
 pub mod mapwatch;
 pub mod memory_copy;
+pub mod mounts;
 pub mod namespaces;
 pub mod netlink;
 pub mod notify;

@@ -1,4 +1,4 @@
-//! User namespaces and who made them (ioctl_nsfs(2)).
+//! User namespaces, who made them (ioctl_nsfs(2)), and namespaces of one's own (unshare(2)).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -36,6 +36,51 @@ pub fn owner_of_user_namespace(pid: i32) -> Result<Option<u32>> {
         inner = parent;
     }
     Err(Error::new("NS_GET_PARENT", MAX_DEPTH, Errno::LOOP))
+}
+
+/// A new user namespace in which the user and the group of this process have no IDs yet.
+#[derive(Debug)]
+#[must_use = "without IDs this process is nobody"]
+pub struct Unmapped {
+    user: u32,
+    group: u32,
+}
+
+/// Moves this process, which should have one thread, to new namespaces (`CLONE_NEW...`): by itself, or where it may not, from inside of a new
+/// user namespace, in which it has all capabilities. There [`Unmapped::map`] is to be called next.
+///
+/// # Errors
+/// That of unshare(2) without a user namespace, if it fails with one, too. Then nothing has changed.
+pub fn unshare(flags: i32) -> Result<Option<Unmapped>> {
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    // SAFETY: new namespaces concern no memory of this process.
+    let unshare = |flags: i32| unsafe { syscall!(Sysno::unshare, flags) };
+    match unshare(flags) {
+        Ok(_) => Ok(None),
+        Err(errno) => match unshare(flags | libc::CLONE_NEWUSER) {
+            Ok(_) => Ok(Some(Unmapped { user, group })),
+            Err(_) => Err(Error::raw("unshare", usize::try_from(flags).unwrap_or(0), errno)),
+        },
+    }
+}
+
+impl Unmapped {
+    /// Gives user and group the IDs that they have outside. Others' files belong to nobody there, and supplementary groups stay without being
+    /// seen.
+    ///
+    /// # Errors
+    /// Those of writing `/proc/self/setgroups`, `/proc/self/uid_map` and `/proc/self/gid_map`.
+    pub fn map(self) -> Result<()> {
+        let write = |operation, path: &str, text: &str| {
+            let written = std::fs::write(path, text);
+            written
+                .map_err(|error| Error::new(operation, 0, Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+        };
+        let same = |id: u32| format!("{id} {id} 1");
+        write("/proc/self/setgroups", "/proc/self/setgroups", "deny")?;
+        write("/proc/self/uid_map", "/proc/self/uid_map", &same(self.user))?;
+        write("/proc/self/gid_map", "/proc/self/gid_map", &same(self.group))
+    }
 }
 
 fn open(path: &str) -> Result<OwnedFd> {

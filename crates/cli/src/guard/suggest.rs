@@ -1,7 +1,7 @@
 //! Which lines of a policy would allow what was refused.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ struct Refusal {
 pub(super) struct Record {
     path: PathBuf,
     begin: u64,
-    /// A log that nobody asked for, without a name, to which `path` leads.
-    _own: Option<File>,
+    /// The open log: at the end the program's view may cover its path. One that nobody asked for has no name, and `path` leads to it.
+    file: File,
 }
 
 /// The calls by which a program can be reached; all others with an address reach out.
@@ -39,15 +39,18 @@ impl Record {
     /// Uses the log in `path`, of which what is there already belongs to other runs; or one of its own.
     ///
     /// # Errors
-    /// Those of making a temporary file.
+    /// Those of making a temporary file, or of opening the log.
     pub(super) fn new(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else {
             let own = tempfile::tempfile().context("cannot make a temporary file for the log")?;
             let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), own.as_raw_fd()));
-            return Ok(Self { path, begin: 0, _own: Some(own) });
+            return Ok(Self { path, begin: 0, file: own });
         };
-        let begin = std::fs::metadata(path).map_or(0, |found| found.len());
-        Ok(Self { path: path.to_owned(), begin, _own: None })
+        let shown = path.display();
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path);
+        let file = file.with_context(|| format!("cannot open the log {shown}"))?;
+        let begin = file.metadata().with_context(|| format!("cannot read the log {shown}"))?.len();
+        Ok(Self { path: path.to_owned(), begin, file })
     }
 
     /// Returns the file to which refusals are to be written.
@@ -61,7 +64,7 @@ impl Record {
     /// Those of reading the log.
     pub(super) fn suggestion(&self, policy: &Policy) -> Result<Option<String>> {
         let shown = self.path.display();
-        let mut file = File::open(&self.path).with_context(|| format!("cannot read the log {shown}"))?;
+        let mut file = &self.file;
         file.seek(SeekFrom::Start(self.begin)).with_context(|| format!("cannot read the log {shown}"))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).with_context(|| format!("cannot read the log {shown}"))?;

@@ -12,6 +12,7 @@ mod network;
 mod profiles;
 mod scene;
 mod settings;
+mod view;
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -182,6 +183,7 @@ fn every_command_honours_a_policy_or_tells_where_it_does_not() {
         "[network]\nconnect = ['*']",
         "[calls]\ndeny = ['ptrace']",
         "[limits]\nopen-files = 64",
+        "[view]\nprivate = ['/tmp']",
     ];
     let rules = [
         "[[rule]]\ncall = 'getppid'\nreturn = 1",

@@ -268,7 +268,7 @@ fn temporary(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Ou
             syscall.state.policy.trees.owns(&[path.as_slice(), b"/#"].concat())
                 && !rights.contains(wanted.needed())
         }
-        Location::Anonymous => false,
+        Location::Outside(_) | Location::Anonymous => false,
     };
     if !own && !learning {
         syscall.check(found, wanted.needed())?;
@@ -322,7 +322,7 @@ fn stand_in(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Out
     }
     // openat2(2) has its flags in memory, where they may change. So has every call its path, which matters where rules
     // hide some files.
-    let hides = !syscall.state.policy.trees.all_visible() || syscall.keeps_names(b"/");
+    let hides = !syscall.state.policy.all_visible() || syscall.keeps_names(b"/");
     if !hides && syscall.name() != "openat2" {
         return Ok(Answer::GoOn);
     }

@@ -226,7 +226,7 @@ fn link_target(syscall: &Syscall<'_>, directory: i32, path: &[u8], to: usize) ->
 fn own_link(syscall: &Syscall<'_>, found: &ResolvedFile) -> Result<Vec<u8>, Errno> {
     let path = match &found.location {
         crate::file::Location::Path(path) => path.as_slice(),
-        crate::file::Location::Anonymous => b"",
+        crate::file::Location::Outside(_) | crate::file::Location::Anonymous => b"",
     };
     let (process, thread) = (syscall.caller()?.process, syscall.notification.thread);
     match path {

@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use super::network::Allowed;
 use super::syscalls::{ESSENTIAL, Word, error_named, named};
-use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, capabilities, network};
+use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, capabilities, network, view};
 use crate::Error;
 
 /// Reads `text`, which errors call `name`.
@@ -51,6 +51,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
             file_size: size(limits.file_size.as_ref())?,
             cpu_seconds: limits.cpu_seconds,
         },
+        view: document.view().map(view::read).transpose()?,
         capabilities: kept(document.capabilities())?,
         refusal,
         learning: false,
@@ -60,7 +61,10 @@ fn build(document: &Document) -> Result<Policy, Fault> {
 }
 
 /// What `read` makes of an entry.
-fn of<T>(entry: &Spanned<String>, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Fault> {
+pub(super) fn of<T>(
+    entry: &Spanned<String>,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, Fault> {
     read(entry.get_ref()).map_err(|message| Fault { span: entry.span(), message })
 }
 
@@ -108,7 +112,7 @@ fn trees(files: &Files) -> Result<Trees, Fault> {
 
 /// The path that an entry means: `~` is the home directory, `$NAME` or `${NAME}` an environment variable, and a relative
 /// path starts where the guard was started.
-fn absolute(text: &str) -> Result<PathBuf, String> {
+pub(super) fn absolute(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
         return Err(
             "an empty path means nothing; \"/\" is everything, \".\" the current directory".to_owned()
@@ -251,7 +255,7 @@ fn kept(names: Option<&Entries>) -> Result<CapabilitySet, Fault> {
     names.iter().try_fold(CapabilitySet::empty(), |all, name| Ok(all | of(name, capabilities::named)?))
 }
 
-fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {
+pub(super) fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {
     entry.map(|entry| of(entry, values::size)).transpose()
 }
 

@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use orrery_sys::{mounts, namespaces};
 use rustix::process::{Signal, WaitOptions};
 
 use super::error::{Protections, SandboxError, io_error};
@@ -73,22 +74,14 @@ fn unshare(sandbox: &Sandbox) -> Result<bool, SandboxError> {
     if !sandbox.net {
         flags |= libc::CLONE_NEWNET;
     }
-    let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
-    // SAFETY: plain system call; the process has one thread.
-    if unsafe { libc::unshare(flags) } == 0 {
-        return Ok(true);
+    match namespaces::unshare(flags) {
+        Ok(None) => Ok(true),
+        Ok(Some(unmapped)) => {
+            unmapped.map().map_err(|error| io_error(error.operation)(error.errno))?;
+            Ok(true)
+        }
+        Err(_) => Ok(false),
     }
-    // SAFETY: unshare takes a number; the process has one thread.
-    if unsafe { libc::unshare(flags | libc::CLONE_NEWUSER) } == -1 {
-        return Ok(false);
-    }
-    let map = |name: &str, text: String| fs::write(format!("/proc/self/{name}"), text);
-    map("setgroups", "deny".to_owned()).map_err(io_error("/proc/self/setgroups"))?;
-    map("uid_map", format!("{user} {user} 1", user = user.as_raw()))
-        .map_err(io_error("/proc/self/uid_map"))?;
-    map("gid_map", format!("{group} {group} 1", group = group.as_raw()))
-        .map_err(io_error("/proc/self/gid_map"))?;
-    Ok(true)
 }
 
 /// Waits for init's report and ends like the worker; without a report, like init.
@@ -178,11 +171,7 @@ fn mount(
     flags: libc::c_ulong,
 ) -> io::Result<()> {
     let (source, target, kind) = (c_path(source)?, c_path(target)?, c_path(kind)?);
-    // SAFETY: three C strings; no data.
-    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    mounts::mount(&source, &target, &kind, flags, c"").map_err(|error| error.errno.into())
 }
 
 /// [`mount_setattr(2)`](https://man7.org/linux/man-pages/man2/mount_setattr.2.html), for a whole tree.
