@@ -24,9 +24,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::{ArgAction, Args};
+use clap::{ArgAction, ArgGroup, Args};
+use orrery_hijack::decode::{Form, Hexadecimal};
 use orrery_hijack::policy::Detail;
-use orrery_hijack::{Events, Hijack, Options, Policy};
+use orrery_hijack::{Events, Hijack, Options, Policy, calls};
 
 use attached::Attached;
 use clock::Clock;
@@ -46,21 +47,42 @@ const SETTLED: Duration = Duration::from_millis(200);
 /// Prints each call to standard error, and exits as the program does. Calls that are not selected (--call, --path) are
 /// not slowed. Options are named as in strace(1).
 #[derive(Args)]
+#[group(skip)]
+#[command(group = ArgGroup::new("summaries").args(["count", "summary"]))]
 pub(crate) struct Arguments {
     /// Count calls, errors and time for each system call, and print a summary when the program ends
     #[arg(short, long)]
     count: bool,
 
-    /// With -c: count calls only, without errors and time, which is faster
-    #[arg(long, requires = "count")]
+    /// Print each call, and behind all of them the summary of -c
+    #[arg(short = 'C', long, conflicts_with = "count")]
+    summary: bool,
+
+    /// With -c or -C: count calls only, without errors and time, which is faster
+    #[arg(long, requires = "summaries")]
     untimed: bool,
 
-    /// With -c: sort the summary by this column
-    #[arg(short = 'S', long, value_name = "COLUMN", requires = "count", default_value = "time")]
+    /// With -c or -C: sort the summary by this column
+    #[arg(short = 'S', long, value_name = "COLUMN", requires = "summaries", default_value = "time")]
     sort: report::Column,
 
+    /// With -c or -C: print only these columns of the summary
+    #[arg(
+        short = 'U',
+        long,
+        value_name = "COLUMN,...",
+        requires = "summaries",
+        conflicts_with = "json",
+        value_delimiter = ','
+    )]
+    columns: Vec<report::Column>,
+
+    /// Ignored: the summary always has the time that passed
+    #[arg(short = 'w', requires = "summaries", hide = true)]
+    wall_clock: bool,
+
     /// Trace only these calls: names, names with * in them, or %file, %descriptor, %network, %process, %signal, %memory, %ipc, %creds,
-    /// %clock, /regular expression/; behind a ! all but these. Also trace=..., status=failed, status=successful, abbrev=none, decode-fds=path;
+    /// %clock, /regular expression/; behind a ! all but these. Also trace=..., signal=SIGNALS, status=failed, status=successful, abbrev=none, decode-fds=path;
     /// inject=CALLS:error=ERROR, retval=VALUE, delay_enter=DURATION, :when=FIRST[..LAST][+STEP], and fault=CALLS, which tamper with calls
     #[arg(short = 'e', long, value_name = "CALLS", allow_hyphen_values = true)]
     call: Vec<String>,
@@ -93,9 +115,25 @@ pub(crate) struct Arguments {
     #[arg(short = 'T', long, conflicts_with = "count")]
     duration: bool,
 
+    /// Print the number of each system call
+    #[arg(short = 'n', long = "number", conflicts_with_all = ["count", "json"])]
+    number: bool,
+
+    /// Print the address behind the instruction that makes the call
+    #[arg(short = 'i', long = "instruction-pointer", conflicts_with_all = ["count", "json"])]
+    address: bool,
+
+    /// Align results at this column
+    #[arg(short = 'a', long, value_name = "COLUMN", conflicts_with_all = ["count", "json"], default_value = "0", hide_default_value = true)]
+    align: u16,
+
     /// Print all members of large structures, not only the most important ones
     #[arg(short, long, conflicts_with = "count")]
     verbose: bool,
+
+    /// Print strings that are no text in hexadecimal digits; given twice, all strings
+    #[arg(short = 'x', long = "hex", action = ArgAction::Count, conflicts_with_all = ["count", "json"])]
+    hexadecimal: u8,
 
     /// Print paths of file descriptors
     #[arg(short = 'y', long, action = ArgAction::Count, conflicts_with = "count")]
@@ -137,7 +175,7 @@ pub(crate) struct Arguments {
     #[arg(short, action = ArgAction::Count, hide = true)]
     follow: u8,
 
-    /// Ignored: nothing but calls is printed
+    /// Ignored: nothing but calls, signals and the program's end is printed
     #[arg(short, action = ArgAction::Count, hide = true)]
     quiet: u8,
 
@@ -195,8 +233,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "cannot print addresses of sockets (-yy): -y prints what descriptors are; use strace -yy"
         );
     }
-    let timed = arguments.count && !arguments.untimed;
-    let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
+    let counted = arguments.count || arguments.summary;
+    let timed = counted && !arguments.untimed;
+    let options = Options::default().counted(counted).timed(timed).patch(!arguments.no_patch);
     // What it denies is not to be allowed because the trace ends. What is injected is no such rule.
     let stays = policy.denies();
     let options = options.strict(stays && !arguments.no_strict);
@@ -225,17 +264,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 None
             }
         };
-        let mut counts = hijack.counts();
-        counts.calls.retain(|call| {
-            arguments.call.is_empty() || call.number.is_some_and(|number| selected.contains(&number))
-        });
-        let nanoseconds = clock.nanoseconds_per_tick();
-        let text = if arguments.json {
-            report::json(&counts, nanoseconds, arguments.sort)?
-        } else {
-            report::table(&counts, nanoseconds, timed, arguments.sort)
-        };
-        output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("cannot write the report")?;
+        summarize(arguments, &hijack, &clock, &selected, &mut output)?;
         status
     } else {
         let style = Style {
@@ -243,43 +272,106 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             relative: arguments.relative,
             duration: arguments.duration,
             json: arguments.json,
-            verbose: arguments.verbose || selection.verbose,
+            form: Form {
+                whole: arguments.verbose || selection.verbose,
+                hexadecimal: match arguments.hexadecimal {
+                    0 => Hexadecimal::Bytes,
+                    1 => Hexadecimal::Binary,
+                    _ => Hexadecimal::All,
+                },
+            },
             failed: arguments.failed || selection.failed,
             successful: arguments.successful || selection.successful,
             slower: arguments.slower,
             stack: arguments.stack_trace,
             end: true,
+            number: arguments.number,
+            address: arguments.address,
+            column: arguments.align.into(),
         };
         let descriptors = arguments.decode_fds > 0 || selection.descriptors;
         let detail = Detail { buffers: arguments.string_limit, descriptors };
         // Whether a call that has not returned is about a path is not looked at.
+        let told = selected.clone();
         let watched = if arguments.path.is_empty() { selected.clone() } else { Vec::new() };
-        let traced = Policy::telling(selected, arguments.stack_trace).about(&arguments.path).detailed(detail);
+        let traced = Policy::telling(selected, arguments.stack_trace)
+            .about(&arguments.path)
+            .detailed(detail)
+            .with_signals(selection.signals);
         // What the policy answers is traced as well.
         let mut all = traced.then(policy);
+        // How threads end is told whichever calls are.
+        let unseen: Vec<u32> = line::ENDS
+            .iter()
+            .filter_map(|name| Some(calls::named(name)?.number))
+            .filter(|number| !arguments.path.is_empty() || !told.contains(number))
+            .collect();
+        if !unseen.is_empty() {
+            all = all.then(Policy::telling(unseen.clone(), false));
+        }
         if arguments.stack_trace {
             all = all.then(crate::faults::places::stay()?);
         }
-        let extras = Extras { watched: &watched, files, ..Extras::default() };
-        match target {
+        let extras = Extras { watched: &watched, files, unseen, ..Extras::default() };
+        let clock = Clock::start();
+        let (hijack, status) = match target {
             Target::Program(program, rest) => {
                 let hijack = Hijack::start(options.policy(all))?;
                 crate::pipes::restore();
                 let extras = Extras { start, ..extras };
-                Some(follow(&hijack, program, rest, output, style, extras)?)
+                let status = follow(&hijack, program, rest, output, style, extras)?;
+                (hijack, Some(status))
             }
             Target::Running(processes) => {
                 let hijack = Hijack::prepare()?;
                 crate::pipes::restore();
                 follow_running(&hijack, options.policy(all), processes, output, style, extras, stays)?;
-                None
+                (hijack, None)
             }
+        };
+        if arguments.summary {
+            let mut output: Box<dyn Write> = match &arguments.output {
+                Some(path) if !separate => Box::new(
+                    OpenOptions::new()
+                        .append(true)
+                        .open(path)
+                        .with_context(|| format!("cannot open {}", path.display()))?,
+                ),
+                _ => Box::new(io::stderr()),
+            };
+            summarize(arguments, &hijack, &clock, &told, &mut output)?;
         }
+        status
     };
     match status {
         Some(status) => end_as(status),
         None => Ok(()),
     }
+}
+
+/// Writes what was counted.
+///
+/// # Errors
+/// Those of writing.
+fn summarize(
+    arguments: &Arguments,
+    hijack: &Hijack,
+    clock: &Clock,
+    selected: &[u32],
+    output: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let mut counts = hijack.counts();
+    counts.calls.retain(|call| {
+        arguments.call.is_empty() || call.number.is_some_and(|number| selected.contains(&number))
+    });
+    let nanoseconds = clock.nanoseconds_per_tick();
+    let text = if arguments.json {
+        report::json(&counts, nanoseconds, arguments.sort)?
+    } else {
+        let timed = !arguments.untimed;
+        report::table(&counts, nanoseconds, timed, arguments.sort, &arguments.columns)
+    };
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("cannot write the report")
 }
 
 /// What is traced.
@@ -297,6 +389,8 @@ pub(crate) struct Extras<'a> {
     files: Option<ThreadFiles>,
     /// How the program is started.
     start: Start,
+    /// Calls that are told only because threads end by them.
+    unseen: Vec<u32>,
 }
 
 /// The argument of `-s`.
@@ -331,6 +425,8 @@ pub(crate) fn follow(
     if let Some(files) = extras.files {
         logger.writer.separate(files);
     }
+    logger.writer.hide(extras.unseen);
+    logger.writer.expect(child.pid());
     forward::to(child.pid());
     let logging = logger.start();
     let pid = child.pid();
@@ -361,6 +457,7 @@ pub(crate) fn follow_running(
     if let Some(files) = extras.files {
         logger.writer.separate(files);
     }
+    logger.writer.hide(extras.unseen);
     processes.attach(hijack, options)?;
     let logging = logger.start();
     let running = processes.wait().context("cannot wait for the processes");

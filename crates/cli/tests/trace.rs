@@ -24,7 +24,7 @@ fn told(options: &[&str], words: &[&str]) -> String {
 
 /// The lines that tell of calls.
 fn calls(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter(|line| !line.contains(" +++ "))
+    text.lines().filter(|line| !line.contains(" +++ ") && !line.contains(" --- "))
 }
 
 #[test]
@@ -544,10 +544,9 @@ fn what_is_not_offered_is_refused_by_name() {
         (&["-yy"], 1, "-yy"),
         (&["-o", "|cat"], 1, "cannot write to the command |cat"),
         (&["-e", "decode-fds=all"], 1, "decode-fds=all is not known here"),
-        (&["-C"], 2, "-C"),
-        (&["-n"], 2, "-n"),
-        (&["-x"], 2, "-x"),
-        (&["-i"], 2, "-i"),
+        (&["-U", "calls"], 2, "--count"),
+        (&["-X", "raw"], 2, "-X"),
+        (&["-Y"], 2, "-Y"),
         (&["-e", "inject=read:signal=SIGINT"], 1, "signal= cannot be had here"),
         (&["-u", "no user has this name"], 1, "there is no such user"),
         (&["-E", "=b"], 1, "a variable has a name"),
@@ -567,7 +566,10 @@ fn each_thread_has_a_file_on_request() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("trace");
     let script = "/bin/true; exit 3";
-    let output = trace(&["-ff", "-o", file.to_str().unwrap(), "-e", "exit_group"], &["sh", "-c", script]);
+    let output = trace(
+        &["-ff", "-o", file.to_str().unwrap(), "-e", "exit_group", "-e", "signal=none"],
+        &["sh", "-c", script],
+    );
     assert!(output.status.code() == Some(3) && output.stderr.is_empty(), "{output:?}");
     assert!(!file.exists());
     let mut texts: Vec<_> = fs::read_dir(directory.path())
@@ -575,5 +577,82 @@ fn each_thread_has_a_file_on_request() {
         .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
         .collect();
     texts.sort();
-    assert_eq!(texts, ["exit_group(0) = ?\n", "exit_group(3) = ?\n+++ exited with 3 +++\n"]);
+    assert_eq!(
+        texts,
+        ["exit_group(0) = ?\n+++ exited with 0 +++\n", "exit_group(3) = ?\n+++ exited with 3 +++\n"]
+    );
+}
+
+#[test]
+fn strings_are_hexadecimal_on_request() {
+    if facility::is_missing() {
+        return;
+    }
+    let written = |option: &str, format: &str| {
+        let text = told(&[option, "-e", "write"], &["printf", format]);
+        text.lines().find(|line| line.contains(" write(1, ")).unwrap().split('"').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(written("-x", "a\\tb"), "a\\tb");
+    assert_eq!(written("-x", "a\\001"), "\\x61\\x01");
+    assert_eq!(written("-xx", "ab"), "\\x61\\x62");
+    if orrery_testing::is_there("strace") {
+        for (option, format) in [("-x", "a\\001"), ("-x", "ab"), ("-xx", "a b")] {
+            let mut strace = Command::new("strace");
+            let output =
+                strace.args([option, "-e", "write", "printf", format]).stdin(Stdio::null()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                said.contains(&format!("write(1, \"{}\"", written(option, format))),
+                "{option} {format}: {said}"
+            );
+        }
+    }
+    // Paths, too, and what structures hold.
+    let text =
+        told(&["-xx", "-y", "-e", "openat,uname,write"], &["sh", "-c", "exec uname </dev/null >/dev/null"]);
+    assert!(text.contains("\"\\x2f\\x64\\x65\\x76\\x2f\\x6e\\x75\\x6c\\x6c\""), "{text}");
+    assert!(
+        text.contains("{sysname=\"\\x4c\\x69\\x6e\\x75\\x78\"") && text.contains("write(1<\\x2f"),
+        "{text}"
+    );
+}
+
+#[test]
+fn lines_have_numbers_addresses_and_columns_on_request() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&["-n", "-i", "-a", "70", "-e", "write,exit_group"], &["echo", "word"]);
+    let line = text.lines().find(|line| line.contains("write(1, ")).unwrap();
+    let words: Vec<&str> = line.split(['[', ']']).collect();
+    assert_eq!(words[1], "   1", "{line}");
+    assert!(words[3].len() == 16 && u64::from_str_radix(words[3], 16).unwrap() > 0x1000, "{line}");
+    assert_eq!(line.find(" = ").map(|place| place + 1), Some(70), "{line}");
+    assert!(text.contains("[ 231] ["), "{text}");
+    // What is longer is not cut.
+    let text = told(&["-a", "5", "-e", "write"], &["echo", "word"]);
+    assert!(text.contains(" write(1, \"word\\n\", 5) = 5"), "{text}");
+}
+
+#[test]
+fn calls_and_their_summary_go_together() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    for options in [&["-C"][..], &["-C", "-o", file.to_str().unwrap()]] {
+        let mut text =
+            told(&[options, &["-e", "write,openat", "-U", "calls,name", "-w"]].concat(), &["echo", "word"]);
+        if options.len() > 1 {
+            assert_eq!(text, "");
+            text = fs::read_to_string(&file).unwrap();
+        }
+        let call = text.find(" write(1, \"word\\n\", 5) = 5").unwrap();
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let header = rows.iter().position(|row| *row == ["calls", "call"]).unwrap();
+        assert!(rows[header + 1..].contains(&vec!["1", "write"]), "{text}");
+        assert!(!rows.iter().any(|row| row.contains(&"brk")), "{text}");
+        assert!(text.find("calls").unwrap() > call, "{text}");
+    }
 }

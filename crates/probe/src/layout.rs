@@ -68,10 +68,10 @@ fn perf_mmap_records(_: &mut Note) -> Verdict {
     let (event, ring) = open_layout_event()?;
     let before = ring.head();
     let pages = Pages::small(1).during("mmap")?;
-    expect(ring.tells_of(before, pages.address(0)), "a new mapping leaves no record")?;
+    expect(ring.reports_signal(before, pages.address(0)), "a new mapping leaves no record")?;
     let before = ring.head();
     pages.protect(0, MprotectFlags::READ).during("mprotect")?;
-    expect(ring.tells_of(before, pages.address(0)), "mprotect leaves no record")?;
+    expect(ring.reports_signal(before, pages.address(0)), "mprotect leaves no record")?;
     drop(event);
     Ok(())
 }
@@ -122,7 +122,7 @@ impl Ring {
     /// Returns whether a record since `from` names a mapping that holds `address`: behind a record's header and
     /// thread come the start and the length. The page starts empty and the probe makes few records, so nothing wraps
     /// around.
-    fn tells_of(&self, from: u64, address: u64) -> bool {
+    fn reports_signal(&self, from: u64, address: u64) -> bool {
         const PERF_RECORD_MMAP: u64 = 1;
         let word = |at: u64| {
             let inside = usize::try_from(at).unwrap_or(0) % PAGE / 8 * 8;

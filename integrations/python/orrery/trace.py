@@ -57,7 +57,7 @@ class Trace:
             os.mkfifo(path, 0o600)
             # Not to wait for the other side: it may fail before it opens its end.
             self._pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            line = [program(), "trace", "--json", "-f", "-o", path]
+            line = [program(), "trace", "--json", "-f", "-e", "signal=none", "-o", path]
             if calls is not None:
                 line += ["-e", ",".join(calls)]
             self.process: subprocess.Popen[Any] = subprocess.Popen([*line, "--", *self.args], **options)

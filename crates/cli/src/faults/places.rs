@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 
 use anyhow::Context;
+use orrery_hijack::decode::Form;
 use orrery_hijack::{CodeLocations, Event, Policy};
 
 use super::trial::{Outcome, Trials};
@@ -50,7 +51,8 @@ pub(crate) fn maps(thread: u32) -> Vec<u8> {
 
 fn place(event: &Event, locations: &mut CodeLocations) -> CallSite {
     let maps = maps(event.thread());
-    let arguments: Vec<String> = event.describe(false).into_iter().map(|argument| argument.text).collect();
+    let arguments: Vec<String> =
+        event.describe(Form::default()).into_iter().map(|argument| argument.text).collect();
     let call = event.name();
     CallSite {
         number: event.number(),

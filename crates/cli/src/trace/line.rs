@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
-use orrery_hijack::decode::{Described, error_name, signal_name};
+use orrery_hijack::decode::{Described, Form, error_name, signal_name};
 use orrery_hijack::{Event, State};
 use serde_json::json;
 
@@ -27,8 +27,8 @@ pub(crate) struct Style {
     pub(crate) relative: bool,
     pub(crate) duration: bool,
     pub(crate) json: bool,
-    /// All members of large structures.
-    pub(crate) verbose: bool,
+    /// How arguments are put into words.
+    pub(crate) form: Form,
     /// Only what fails.
     pub(crate) failed: bool,
     /// Only what succeeds.
@@ -39,6 +39,12 @@ pub(crate) struct Style {
     pub(crate) stack: bool,
     /// How the program ended, behind all calls.
     pub(crate) end: bool,
+    /// The number of each call.
+    pub(crate) number: bool,
+    /// Where the program is when it calls.
+    pub(crate) address: bool,
+    /// The column in which results begin, if there is room.
+    pub(crate) column: usize,
 }
 
 /// Writes lines.
@@ -57,7 +63,14 @@ pub(crate) struct Writer {
     pending: Option<Pending>,
     /// Where lines go, if each thread has a file of its own.
     files: Option<ThreadFiles>,
+    /// Calls that only say how threads end, which nobody wants to see.
+    unseen: Vec<u32>,
+    /// The program's first process, the end of which is written last.
+    program: Option<u32>,
 }
+
+/// The calls by which threads end.
+pub(super) const ENDS: [&str; 2] = ["exit", "exit_group"];
 
 impl Writer {
     pub(crate) fn new(output: Box<dyn Write + Send>, style: Style, clock: Clock) -> Self {
@@ -71,7 +84,19 @@ impl Writer {
             callers: Callers::default(),
             pending: None,
             files: None,
+            unseen: Vec::new(),
+            program: None,
         }
+    }
+
+    /// Writes no lines about these calls, but how threads end by them.
+    pub(super) fn hide(&mut self, calls: Vec<u32>) {
+        self.unseen = calls;
+    }
+
+    /// Says which process is the program's first, of which [`Writer::end`] writes how it ended.
+    pub(super) fn expect(&mut self, program: i32) {
+        self.program = u32::try_from(program).ok();
     }
 
     /// From now on writes calls that have not returned when a thread ends, and where [`Writer::show_pending`] asks for it.
@@ -86,6 +111,10 @@ impl Writer {
 
     /// Takes an event, and writes what is known by it.
     pub(crate) fn event(&mut self, event: Event) -> io::Result<()> {
+        if let Some((name, information)) = event.signal() {
+            // It says nothing about the call that its thread is in.
+            return self.signal(&event, &name, &information);
+        }
         if let Some(pending) = &mut self.pending {
             pending.heard(&event);
         }
@@ -94,6 +123,9 @@ impl Writer {
             State::Entered => {
                 if let Some(before) = before {
                     self.line(&before, &before, None)?;
+                }
+                if self.style.end && ENDS.contains(&event.name().as_str()) {
+                    return self.exit(&event);
                 }
                 self.begun.insert(event.thread(), event);
                 Ok(())
@@ -106,6 +138,8 @@ impl Writer {
                 Some(before) => self.line(&before, &before, None),
                 None => Ok(()),
             },
+            // What it says cannot be read.
+            State::Signal => Ok(()),
             State::Done | State::Answered => {
                 if let Some(before) = before.filter(|before| before.start() != event.start()) {
                     self.line(&before, &before, None)?;
@@ -113,6 +147,40 @@ impl Writer {
                 self.line(&event, &event, Some(event.ticks()))
             }
         }
+    }
+
+    /// Writes that a thread ends, by a call that does not return.
+    fn exit(&mut self, event: &Event) -> io::Result<()> {
+        if !self.unseen.contains(&event.number()) {
+            self.line(event, event, None)?;
+        }
+        if self.style.json || self.program == Some(event.thread()) {
+            return Ok(());
+        }
+        // As wait4(2) reports it.
+        let status = event.arguments()[0] & 0xff;
+        self.prefix(event, self.clock.time(event.start()), event.start())?;
+        writeln!(self.lines, "+++ exited with {status} +++")?;
+        self.line_ends(event.thread())
+    }
+
+    /// Writes that a handler got a signal.
+    fn signal(&mut self, event: &Event, name: &str, information: &str) -> io::Result<()> {
+        let time = self.clock.time(event.start());
+        if self.style.json {
+            let object = json!({
+                "thread": event.thread(),
+                "time": humantime::format_rfc3339_nanos(time).to_string(),
+                "signal": name,
+                "information": information,
+            });
+            serde_json::to_writer(&mut self.lines, &object)?;
+            self.lines.push(b'\n');
+        } else {
+            self.prefix(event, time, event.start())?;
+            writeln!(self.lines, "--- {name} {information} ---")?;
+        }
+        self.line_ends(event.thread())
     }
 
     /// Looks at what threads wait in; writes what those were in that have ended. There must be no more events by now.
@@ -147,9 +215,14 @@ impl Writer {
                 continue;
             }
             self.prefix(&call, time, since)?;
+            self.place(&call)?;
             let given: Vec<String> =
-                call.describe_given(self.style.verbose).into_iter().map(|argument| argument.text).collect();
-            let more = if given.len() < call.describe(false).len() && !given.is_empty() { "," } else { "" };
+                call.describe_given(self.style.form).into_iter().map(|argument| argument.text).collect();
+            let more = if given.len() < call.describe(self.style.form).len() && !given.is_empty() {
+                ","
+            } else {
+                ""
+            };
             let space = if given.is_empty() { "" } else { " " };
             writeln!(self.lines, "{}({}{more}{space}<unfinished ...>", call.name(), given.join(", "))?;
             self.line_ends(call.thread())?;
@@ -161,6 +234,7 @@ impl Writer {
     pub(crate) fn finish(&mut self, lost: u64) -> io::Result<()> {
         self.show_pending()?;
         let mut left: Vec<Event> = self.begun.drain().map(|(_, event)| event).collect();
+        left.retain(|event| !self.unseen.contains(&event.number()));
         left.sort_by_key(Event::start);
         for event in left {
             self.line(&event, &event, None)?;
@@ -209,10 +283,15 @@ impl Writer {
             self.lines.push(b'\n');
             return self.line_ends(call.thread());
         }
+        let begin = self.lines.len();
         self.prefix(call, time, call.start())?;
+        self.place(call)?;
         let arguments: Vec<String> =
-            call.describe(self.style.verbose).into_iter().map(|argument| argument.text).collect();
-        write!(self.lines, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
+            call.describe(self.style.form).into_iter().map(|argument| argument.text).collect();
+        write!(self.lines, "{}({}) ", call.name(), arguments.join(", "))?;
+        let written = self.lines.get(begin..).map_or(0, |line| String::from_utf8_lossy(line).chars().count());
+        let room = self.style.column.saturating_sub(written);
+        write!(self.lines, "{:room$}= {}", "", result.outcome(self.style.form))?;
         if result.state() == State::Answered {
             write!(self.lines, " (by policy)")?;
         }
@@ -252,6 +331,20 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes which call it is, and from where.
+    fn place(&mut self, call: &Event) -> io::Result<()> {
+        if self.style.number {
+            write!(self.lines, "[{:4}] ", call.number())?;
+        }
+        match call.callers()[0] {
+            _ if !self.style.address => {}
+            // It has not returned.
+            0 => write!(self.lines, "[????????????????] ")?,
+            address => write!(self.lines, "[{address:016x}] ")?,
+        }
+        Ok(())
+    }
+
     fn callers(&mut self, call: &Event) -> io::Result<()> {
         for caller in self.callers.describe(call) {
             writeln!(self.lines, "{:>7}  > {caller}", "")?;
@@ -278,7 +371,8 @@ impl Writer {
 
 fn object(call: &Event, result: &Event, duration: Option<Duration>, time: SystemTime) -> serde_json::Value {
     let named = |Described { name, text }| json!({"name": name, "value": text});
-    let arguments: Vec<_> = call.describe(true).into_iter().map(named).collect();
+    let arguments: Vec<_> =
+        call.describe(Form { whole: true, ..Form::default() }).into_iter().map(named).collect();
     let returned = (result.state() != State::Entered).then(|| result.result());
     json!({
         "thread": call.thread(),

@@ -55,14 +55,40 @@ fn duration(ticks: u64, nanoseconds: f64) -> String {
     }
 }
 
-pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool, by: Column) -> String {
+/// The columns of a table, and which column is how wanted; none wanted means all.
+const HEADER: [(&str, Option<Column>); 9] = [
+    ("call", Some(Column::Name)),
+    ("calls", Some(Column::Calls)),
+    ("patched", None),
+    ("errors", Some(Column::Errors)),
+    ("total", Some(Column::Time)),
+    ("mean", Some(Column::Mean)),
+    ("p50 <", None),
+    ("p99 <", None),
+    ("longest <", None),
+];
+/// How many of them there are without times.
+const UNTIMED: usize = 3;
+
+/// Writes a table with these columns in their order, or with all.
+pub(super) fn table(
+    counts: &Counts,
+    nanoseconds: f64,
+    timed: bool,
+    by: Column,
+    columns: &[Column],
+) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let mut header = vec!["call", "calls", "patched"];
-    if timed {
-        header.extend(["errors", "total", "mean", "p50 <", "p99 <", "longest <"]);
-    }
-    table.set_header(header);
+    let shown = &HEADER[..if timed { HEADER.len() } else { UNTIMED }];
+    let places: Vec<usize> = match columns {
+        [] => (0..shown.len()).collect(),
+        columns => {
+            let place = |column: &Column| shown.iter().position(|(_, known)| *known == Some(*column));
+            columns.iter().filter_map(place).collect()
+        }
+    };
+    table.set_header(places.iter().filter_map(|place| Some(shown.get(*place)?.0)));
     for call in sorted(counts, by) {
         let mut row = vec![call.name(), call.total().to_string(), call.patched.to_string()];
         if timed {
@@ -76,9 +102,10 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool, by: Column) 
                 row.extend([at(0.5), at(0.99), at(1.0)]);
             }
         }
-        table.add_row(row);
+        table.add_row(places.iter().map(|place| row.get(*place).cloned().unwrap_or_default()));
     }
-    for column in table.column_iter_mut().skip(1) {
+    // Numbers, which all are but the name.
+    for (column, _) in table.column_iter_mut().zip(&places).filter(|(_, place)| **place > 0) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut text = format!("{table}\n");
@@ -158,7 +185,9 @@ mod tests {
 
     #[test]
     fn a_table_tells_calls_and_what_was_not_seen() {
-        let text = table(&counts(), 0.5, true, Column::Time);
+        let some = table(&counts(), 0.5, true, Column::Time, &[Column::Mean, Column::Name]);
+        assert_eq!(some.lines().next().unwrap().split_whitespace().collect::<Vec<_>>(), ["mean", "call"]);
+        let text = table(&counts(), 0.5, true, Column::Time, &[]);
         assert!(text.contains("getpid") && text.contains("300 ns") && text.contains("128 ns"), "{text}");
         assert!(text.contains("not followed: 2 (a program was executed, but of the weather)"), "{text}");
         assert!(text.contains("3 calls in 1 programs; 2 of them from 1 rewritten sites"), "{text}");

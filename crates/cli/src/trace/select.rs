@@ -2,10 +2,11 @@
 
 use anyhow::{Context as _, bail};
 use orrery_hijack::calls;
+use orrery_hijack::decode::signal_number;
 use regex_lite::Regex;
 
 /// What a list of expressions asks for.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
     /// Numbers of calls.
     pub(crate) calls: Vec<u32>,
@@ -17,8 +18,24 @@ pub(crate) struct Selection {
     pub(super) verbose: bool,
     /// `decode-fds=path`.
     pub(super) descriptors: bool,
+    /// Signals, one bit each: what `signal=` says, or all.
+    pub(super) signals: u64,
     /// What `inject=` and `fault=` say, in their order.
     pub(super) injections: Vec<Injection>,
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self {
+            calls: Vec::new(),
+            failed: false,
+            successful: false,
+            verbose: false,
+            descriptors: false,
+            signals: u64::MAX,
+            injections: Vec::new(),
+        }
+    }
 }
 
 /// A tampering with calls that `-e` asks for.
@@ -118,19 +135,40 @@ pub(super) fn names(set: &str) -> anyhow::Result<Vec<&'static str>> {
     Ok(names)
 }
 
+/// Returns the signals that a list means, one bit each: names with or without `SIG`, numbers, `all`, `none`, or behind a `!` all but these.
+///
+/// # Errors
+/// What means no signal.
+fn signals(set: &str) -> anyhow::Result<u64> {
+    let (set, all_but) = set.strip_prefix('!').map_or((set, false), |set| (set, true));
+    let mut named = 0;
+    for word in set.split(',') {
+        named |= match word {
+            "all" => u64::MAX,
+            "none" => 0,
+            word => match signal_number(&word.to_ascii_uppercase()) {
+                Some(number) => 1 << (number - 1),
+                None => bail!("no signal is called {word:?}; `kill -l` lists them"),
+            },
+        };
+    }
+    Ok(if all_but { !named } else { named })
+}
+
 impl Selection {
     fn set(&mut self, setting: &str, value: &str) -> anyhow::Result<()> {
         match (setting, value) {
             ("status" | "st", "failed") => self.failed = true,
             ("status" | "st", "successful") => self.successful = true,
-            ("status" | "st", "all") | ("abbrev" | "a", "all") | ("signal" | "s", "none") => {}
+            ("status" | "st", "all") | ("abbrev" | "a", "all") => {}
+            ("signal" | "signals" | "s", set) => self.signals = signals(set)?,
             ("abbrev" | "a", "none") | ("verbose" | "v", "all") => self.verbose = true,
             ("decode-fds" | "fd", "path") => self.descriptors = true,
             ("inject" | "fault", _) => {
                 self.injections.push(Injection { fails: setting == "fault", text: value.to_owned() });
             }
             _ => bail!(
-                "-e {setting}={value} is not known here: there are trace=, inject=, fault=, status=failed, status=successful, abbrev=none, decode-fds=path"
+                "-e {setting}={value} is not known here: there are trace=, signal=, inject=, fault=, status=failed, status=successful, abbrev=none, decode-fds=path"
             ),
         }
         Ok(())
@@ -174,6 +212,10 @@ mod tests {
         assert!(selection("abbrev=none").unwrap().verbose);
         assert!(selection("decode-fds=path").unwrap().descriptors);
         assert_eq!(selection("status=failed").unwrap().calls.len(), calls::all().len());
+        let signals = |expression: &str| selection(expression).unwrap().signals;
+        assert_eq!((signals("read"), signals("signal=all"), signals("signal=none")), (u64::MAX, u64::MAX, 0));
+        assert_eq!((signals("signal=SIGHUP,int"), signals("s=!2"), signals("signal=!all")), (3, !2, 0));
+        assert_eq!(signals("signal=SIGRT_3"), 1 << 34);
         let injections =
             read(&["fault=read".to_owned(), "inject=write:retval=1".to_owned()]).unwrap().injections;
         let injection = |fails, text: &str| Injection { fails, text: text.to_owned() };
@@ -188,6 +230,7 @@ mod tests {
             ("/[/", "regular expression /[/"),
             ("/no_call_has_this/", "no system call"),
             ("read=3", "is not known here"),
+            ("signal=SIGNONE", "no signal is called \"SIGNONE\""),
             ("decode-fds=all", "is not known here"),
         ] {
             let error = format!("{:#}", selection(expression).unwrap_err());

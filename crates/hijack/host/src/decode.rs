@@ -25,9 +25,42 @@ pub struct Described {
     pub text: String,
 }
 
-/// Bytes as a string of C; `whole`: there are no more.
-fn quoted(bytes: &[u8], whole: bool) -> String {
-    format!("\"{}\"{}", escaped(bytes), if whole { "" } else { "..." })
+/// How values are put into words.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Form {
+    /// With all members of large structures, instead of those that say most.
+    pub whole: bool,
+    /// Which strings have hexadecimal digits only.
+    pub hexadecimal: Hexadecimal,
+}
+
+/// Strings of hexadecimal digits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Hexadecimal {
+    /// None: bytes that are no characters have digits.
+    #[default]
+    Bytes,
+    /// Those that have bytes which are no characters.
+    Binary,
+    /// All.
+    All,
+}
+
+impl Form {
+    /// Bytes as a string of C; `whole`: there are no more.
+    pub(crate) fn quoted(self, bytes: &[u8], whole: bool) -> String {
+        format!("\"{}\"{}", self.escaped(bytes), if whole { "" } else { "..." })
+    }
+
+    /// Bytes as between the quotes of C.
+    fn escaped(self, bytes: &[u8]) -> String {
+        let is_character = |byte: &u8| matches!(byte, 0x20..0x7f | 9..=13);
+        match self.hexadecimal {
+            Hexadecimal::Bytes => escaped(bytes),
+            Hexadecimal::Binary if bytes.iter().all(is_character) => escaped(bytes),
+            _ => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
+        }
+    }
 }
 
 /// Bytes as between the quotes of C.
@@ -50,19 +83,23 @@ fn escaped(bytes: &[u8]) -> String {
 }
 
 /// Returns a descriptor, and where it leads.
-fn leading(descriptor: u64, path: &[u8]) -> String {
-    format!("{}<{}>", signed(descriptor & 0xffff_ffff), escaped(path))
+fn leading(descriptor: u64, path: &[u8], form: Form) -> String {
+    format!("{}<{}>", signed(descriptor & 0xffff_ffff), form.escaped(path))
 }
 
 /// `struct sockaddr`.
-fn socket_address(bytes: &[u8]) -> Option<String> {
+fn socket_address(bytes: &[u8], form: Form) -> Option<String> {
     let (family, rest) = bytes.split_first_chunk::<2>()?;
     match i32::from(u16::from_ne_bytes(*family)) {
         libc::AF_UNIX => {
             let abstract_name = rest.first() == Some(&0);
             let end = rest.iter().skip(1).position(|byte| *byte == 0).map_or(rest.len(), |end| end + 1);
             let name = rest.get(usize::from(abstract_name)..end).unwrap_or_default();
-            Some(format!("unix:{}{}", if abstract_name { "@" } else { "" }, String::from_utf8_lossy(name)))
+            let shown = match form.hexadecimal {
+                Hexadecimal::Bytes => String::from_utf8_lossy(name).into_owned(),
+                _ => form.escaped(name),
+            };
+            Some(format!("unix:{}{shown}", if abstract_name { "@" } else { "" }))
         }
         libc::AF_INET => {
             let (port, address) = (rest.first_chunk::<2>()?, rest.get(2..)?.first_chunk::<4>()?);
@@ -77,12 +114,12 @@ fn socket_address(bytes: &[u8]) -> Option<String> {
 }
 
 /// Returns what a piece of memory holds.
-fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Option<String> {
+fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, form: Form) -> Option<String> {
     let ArgDecoder { capture, arg_type } = decoder;
     let most = usize::from(capture.most);
     let list = |each: Vec<String>| Some(format!("[{}]", each.join(", ")));
     Some(match arg_type {
-        ArgType::Text => quoted(bytes, bytes.len() < most),
+        ArgType::Text => form.quoted(bytes, bytes.len() < most),
         ArgType::Bytes { of } => {
             let all = match of {
                 Some(index) => {
@@ -90,22 +127,24 @@ fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Opti
                 }
                 None => usize::try_from(event.result()).ok().filter(|_| event.state() != State::Entered),
             };
-            quoted(bytes, all.is_none_or(|all| bytes.len() >= all))
+            form.quoted(bytes, all.is_none_or(|all| bytes.len() >= all))
         }
         ArgType::Strings => {
             let strings = bytes.split_inclusive(|byte| *byte == 0);
             return list(
-                strings.map(|string| quoted(string.strip_suffix(b"\0").unwrap_or(string), true)).collect(),
+                strings
+                    .map(|string| form.quoted(string.strip_suffix(b"\0").unwrap_or(string), true))
+                    .collect(),
             );
         }
-        ArgType::Path => quoted(bytes.strip_suffix(b"\0").unwrap_or(bytes), true),
-        ArgType::Message => message(event, bytes),
-        ArgType::Address => return socket_address(bytes),
-        ArgType::Structure(name) => structures::named(name)?.describe(name, bytes, whole),
+        ArgType::Path => form.quoted(bytes.strip_suffix(b"\0").unwrap_or(bytes), true),
+        ArgType::Message => message(event, bytes, form),
+        ArgType::Address => return socket_address(bytes, form),
+        ArgType::Structure(name) => structures::named(name)?.describe(name, bytes, form),
         ArgType::Structures(name) => {
             let structure = structures::named(name)?;
             let each = bytes.chunks_exact(structure.size);
-            return list(each.map(|bytes| structure.describe(name, bytes, whole)).collect());
+            return list(each.map(|bytes| structure.describe(name, bytes, form)).collect());
         }
         ArgType::Integers(size) => {
             let each: Vec<_> = bytes.chunks_exact(size).map(integer).collect();
@@ -122,10 +161,10 @@ fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Opti
         ArgType::Signal => signal_information(bytes)?,
         ArgType::Setting => match (setting(event.arguments()), bytes.first_chunk()) {
             (Some(name), _) if structures::named(name).is_some_and(|of| of.size == bytes.len()) => {
-                structures::named(name)?.describe(name, bytes, whole)
+                structures::named(name)?.describe(name, bytes, form)
             }
             (_, Some(value)) if bytes.len() == 4 => format!("[{}]", i32::from_ne_bytes(*value)),
-            _ => quoted(bytes, true),
+            _ => form.quoted(bytes, true),
         },
     })
 }
@@ -144,11 +183,11 @@ fn setting(arguments: [u64; 6]) -> Option<&'static str> {
 }
 
 /// A message: its bytes, and if it has some, its address and control data.
-fn message(event: &Event, bytes: &[u8]) -> String {
+fn message(event: &Event, bytes: &[u8], form: Form) -> String {
     let whole = usize::try_from(event.result()).ok().is_none_or(|all| bytes.len() >= all);
-    let text = quoted(bytes, whole || event.state() == State::Entered);
-    let name = event.memory(usize::from(NAME)).and_then(socket_address);
-    let control = event.memory(usize::from(CONTROL)).map(control_data);
+    let text = form.quoted(bytes, whole || event.state() == State::Entered);
+    let name = event.memory(usize::from(NAME)).and_then(|bytes| socket_address(bytes, form));
+    let control = event.memory(usize::from(CONTROL)).map(|bytes| control_data(bytes, form));
     if name.is_none() && control.is_none() {
         return text;
     }
@@ -158,7 +197,7 @@ fn message(event: &Event, bytes: &[u8]) -> String {
 }
 
 /// Returns the control data of a message, or its beginning: `struct cmsghdr`, one after the other.
-fn control_data(bytes: &[u8]) -> String {
+fn control_data(bytes: &[u8], form: Form) -> String {
     const HEADER: usize = 16;
     let mut parts = Vec::new();
     let mut rest = bytes;
@@ -180,12 +219,13 @@ fn control_data(bytes: &[u8]) -> String {
                     let each: Vec<_> = data.chunks_exact(4).map(integer).collect();
                     Some(format!("[{}]", each.join(", ")))
                 }
-                "SCM_CREDENTIALS" => structures::named("ucred").map(|of| of.describe("ucred", data, true)),
+                "SCM_CREDENTIALS" => structures::named("ucred")
+                    .map(|of| of.describe("ucred", data, Form { whole: true, ..form })),
                 _ => None,
             };
-            (kind, described.unwrap_or_else(|| quoted(data, true)))
+            (kind, described.unwrap_or_else(|| form.quoted(data, true)))
         } else {
-            (word(12).to_string(), quoted(data, true))
+            (word(12).to_string(), form.quoted(data, true))
         };
         let more = if data.is_empty() || length <= behind.len() { "" } else { "..." };
         parts.push(format!("{{cmsg_level={level}, cmsg_type={kind}, cmsg_data={data}{more}}}"));
@@ -222,19 +262,79 @@ fn signal_information(bytes: &[u8]) -> Option<String> {
     let word = |place: usize| bytes.get(4 * place..)?.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
     let (signal, code) = (word(0)?, word(2)?);
     let unsigned = |value: i32| u64::from(value.cast_unsigned());
-    let child = signal == libc::SIGCHLD && code > 0;
-    let code_name = Names::Of(if child { "si_code.child" } else { "si_code" }).of(unsigned(code));
+    let long = |place: usize| bytes.get(4 * place..)?.first_chunk().map(|bytes| i64::from_ne_bytes(*bytes));
+    let codes = match signal {
+        // What the kernel says for all signals.
+        _ if code <= 0 || code == libc::SI_KERNEL => "si_code",
+        libc::SIGCHLD => "si_code.child",
+        libc::SIGSEGV => "si_code.segv",
+        libc::SIGBUS => "si_code.bus",
+        libc::SIGFPE => "si_code.fpe",
+        libc::SIGILL => "si_code.ill",
+        libc::SIGTRAP => "si_code.trap",
+        libc::SIGSYS => "si_code.sys",
+        // Any signal that F_SETSIG chooses.
+        _ => "si_code.poll",
+    };
+    let code_name = Names::Of(codes).of(unsigned(code));
     let mut text = format!("{{si_signo={}, si_code={code_name}", Names::Signal.of(unsigned(signal)));
-    // Who sent it, or which child has ended.
-    if code <= 0 || signal == libc::SIGCHLD {
-        let _infallible = write!(text, ", si_pid={}, si_uid={}", word(4)?, word(5)?);
-    }
-    if child {
-        let status = word(6)?;
-        // What it exited with, or which signal ended or stopped it.
-        let status =
-            if code == libc::CLD_EXITED { status.to_string() } else { Names::Signal.of(unsigned(status)) };
-        let _infallible = write!(text, ", si_status={status}");
+    let mut add = |member: &str, value: &dyn std::fmt::Display| {
+        let _infallible = write!(text, ", {member}={value}");
+    };
+    let value = |add: &mut dyn FnMut(&str, &dyn std::fmt::Display)| {
+        let (number, address) = (word(6)?, long(6)?.cast_unsigned());
+        if address != 0 {
+            add("si_int", &number);
+            add("si_ptr", &pointer(address));
+        }
+        Some(())
+    };
+    match codes {
+        "si_code" if code == libc::SI_KERNEL => {
+            if matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP) {
+                add("si_addr", &pointer(long(4)?.cast_unsigned()));
+            }
+        }
+        "si_code" if code == libc::SI_TIMER => {
+            add("si_timerid", &Names::Hexadecimal.of(unsigned(word(4)?)));
+            add("si_overrun", &word(5)?);
+            value(&mut add)?;
+        }
+        "si_code" => {
+            // Who sent it.
+            add("si_pid", &word(4)?);
+            add("si_uid", &word(5)?.cast_unsigned());
+            if !matches!(code, libc::SI_USER | libc::SI_TKILL) {
+                value(&mut add)?;
+            }
+        }
+        "si_code.child" => {
+            let status = word(6)?;
+            // What it exited with, or which signal ended or stopped it.
+            let ended = code == libc::CLD_EXITED;
+            let status = if ended { status.to_string() } else { Names::Signal.of(unsigned(status)) };
+            add("si_pid", &word(4)?);
+            add("si_uid", &word(5)?.cast_unsigned());
+            add("si_status", &status);
+            // A part of a structure has no times.
+            if let (Some(user), Some(system)) = (long(8), long(10)) {
+                add("si_utime", &user);
+                add("si_stime", &system);
+            }
+        }
+        "si_code.poll" => {
+            add("si_band", &long(4)?);
+            if let Some(descriptor) = word(6) {
+                add("si_fd", &descriptor);
+            }
+        }
+        "si_code.sys" => {
+            add("si_call_addr", &pointer(long(4)?.cast_unsigned()));
+            let name = calls::numbered(word(6)?.cast_unsigned()).map(|call| format!("__NR_{}", call.name));
+            add("si_syscall", &name.unwrap_or_else(|| word(6).unwrap_or(0).to_string()));
+            add("si_arch", &format!("{:#x}", word(7)?));
+        }
+        _ => add("si_addr", &pointer(long(4)?.cast_unsigned())),
     }
     Some(text + "}")
 }
@@ -256,18 +356,18 @@ fn is_pointer(call: &Signature, event: &Event, argument: &Argument) -> bool {
     }
 }
 
-fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, whole: bool) -> String {
+fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, form: Form) -> String {
     let value = event.arguments()[index];
     if let (Some(bytes), Some(decoder)) = (event.memory(index), decoders(call, index))
         && is_pointer(call, event, argument)
-        && let Some(text) = memory(event, bytes, decoder, whole)
+        && let Some(text) = memory(event, bytes, decoder, form)
     {
         return text;
     }
     if let Some(path) = event.memory(index)
         && (argument.is_descriptor() || argument.is_directory())
     {
-        return leading(value, path);
+        return leading(value, path, form);
     }
     if argument.is_directory() && signed(value) == "-100" {
         return "AT_FDCWD".to_owned();
@@ -324,21 +424,40 @@ pub fn signal_name(number: i32) -> String {
     Names::Signal.of(u64::from(number.cast_unsigned()))
 }
 
+/// The number of a signal's name, which may lack its beginning.
+pub fn signal_number(name: &str) -> Option<i32> {
+    const SIGNALS: i32 = 64;
+    let matches = |number: &i32| {
+        let known = signal_name(*number);
+        known == name || known.strip_prefix("SIG") == Some(name) || number.to_string() == name
+    };
+    (1..=SIGNALS).find(matches)
+}
+
 impl Event {
+    /// What is known of a signal that arrived ([`State::Signal`]): its name, and the members of its `siginfo_t`.
+    pub fn signal(&self) -> Option<(String, String)> {
+        if self.state() != State::Signal {
+            return None;
+        }
+        let name = signal_name(i32::try_from(self.number()).ok()?);
+        Some((name, signal_information(self.memory(0)?)?))
+    }
+
     /// The call's name, or its number where it has none.
     pub fn name(&self) -> String {
         let known = calls::numbered(self.number());
         known.map_or_else(|| format!("syscall_{}", self.number()), |known| known.name.to_owned())
     }
 
-    /// Returns its arguments, in words. `whole`: all members of large structures, instead of those that say most.
-    pub fn describe(&self, whole: bool) -> Vec<Described> {
+    /// Returns its arguments, in words.
+    pub fn describe(&self, form: Form) -> Vec<Described> {
         let known = calls::numbered(self.number());
         match known.and_then(|known| Some((known, known.arguments.as_ref()?))) {
             Some((known, arguments)) => {
                 let each = |(index, of): (usize, &Argument)| Described {
                     name: of.name,
-                    text: argument(known, self, index, of, whole),
+                    text: argument(known, self, index, of, form),
                 };
                 let counting = arg_names::counting(known.name, &self.arguments(), arguments.len().min(6));
                 let of = |index: usize| arguments.get(index).map(|argument| (index, argument));
@@ -350,8 +469,8 @@ impl Event {
 
     /// Those of its arguments, in words, that it was given: up to the first that the kernel writes what it points to, which is not known
     /// before the call has returned.
-    pub fn describe_given(&self, whole: bool) -> Vec<Described> {
-        let mut described = self.describe(whole);
+    pub fn describe_given(&self, form: Form) -> Vec<Described> {
+        let mut described = self.describe(form);
         let known = calls::numbered(self.number());
         if let Some((call, arguments)) = known.and_then(|known| Some((known, known.arguments.as_ref()?))) {
             let counting = arg_names::counting(call.name, &self.arguments(), arguments.len().min(6));
@@ -370,7 +489,7 @@ impl Event {
     }
 
     /// Returns what it returned, in words.
-    pub fn outcome(&self) -> String {
+    pub fn outcome(&self, form: Form) -> String {
         const ADDRESSES: [&str; 4] = ["mmap", "brk", "mremap", "shmat"];
         match self.error() {
             _ if self.state() == State::Entered => "?".to_owned(),
@@ -381,7 +500,7 @@ impl Event {
             }
             None if ADDRESSES.contains(&self.name().as_str()) => format!("{:#x}", self.result()),
             None => match self.memory(usize::from(RESULT)) {
-                Some(path) => leading(self.result().cast_unsigned(), path),
+                Some(path) => leading(self.result().cast_unsigned(), path, form),
                 None => returned(&self.name(), self.arguments(), self.result()),
             },
         }
@@ -394,16 +513,24 @@ mod tests {
 
     #[test]
     fn strings_are_quoted() {
+        let form = |hexadecimal| Form { hexadecimal, ..Form::default() };
+        let quoted = |bytes: &[u8], whole| form(Hexadecimal::Bytes).quoted(bytes, whole);
         assert_eq!(quoted(b"a\"\n\x01", true), "\"a\\\"\\n\\x01\"");
         assert_eq!(quoted(b"a", false), "\"a\"...");
+        let binary = |bytes: &[u8]| form(Hexadecimal::Binary).quoted(bytes, true);
+        assert_eq!((binary(b"a\n"), binary(b"a\x01")), ("\"a\\n\"".to_owned(), "\"\\x61\\x01\"".to_owned()));
+        assert_eq!(form(Hexadecimal::All).quoted(b"a", true), "\"\\x61\"");
     }
 
     #[test]
     fn addresses_of_sockets_are_read() {
-        assert_eq!(socket_address(&[2, 0, 0x1f, 0x90, 127, 0, 0, 1]).unwrap(), "127.0.0.1:8080");
-        assert_eq!(socket_address(b"\x01\0/run/x\0").unwrap(), "unix:/run/x");
-        assert_eq!(socket_address(b"\x01\0\0x").unwrap(), "unix:@x");
-        assert_eq!(socket_address(&[2, 0]), None);
+        assert_eq!(
+            socket_address(&[2, 0, 0x1f, 0x90, 127, 0, 0, 1], Form::default()).unwrap(),
+            "127.0.0.1:8080"
+        );
+        assert_eq!(socket_address(b"\x01\0/run/x\0", Form::default()).unwrap(), "unix:/run/x");
+        assert_eq!(socket_address(b"\x01\0\0x", Form::default()).unwrap(), "unix:@x");
+        assert_eq!(socket_address(&[2, 0], Form::default()), None);
     }
 
     #[test]
@@ -414,13 +541,13 @@ mod tests {
         bytes[24] = 16;
         (bytes[32], bytes[36]) = (0, 8);
         assert_eq!(
-            control_data(&bytes),
+            control_data(&bytes, Form::default()),
             "[{cmsg_level=SOL_SOCKET, cmsg_type=SCM_RIGHTS, cmsg_data=[7]}, {cmsg_level=SOL_IP, cmsg_type=8, cmsg_data=\"\"}]"
         );
         // What a program has made up.
-        assert_eq!(control_data(&[0; 16]), "[]");
+        assert_eq!(control_data(&[0; 16], Form::default()), "[]");
         assert_eq!(
-            control_data(&[0xff; 24]),
+            control_data(&[0xff; 24], Form::default()),
             "[]".replace(
                 "[]",
                 "[{cmsg_level=-1, cmsg_type=-1, cmsg_data=\"\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\"...}]"

@@ -7,7 +7,7 @@ use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
 use orrery_hijack_image::journal::{
-    ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, Journal, RESUMED, Slot, stamp_of,
+    ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, Journal, RESUMED, SIGNAL, Slot, stamp_of,
 };
 use rustix::thread::futex::{self, Flags, Timespec};
 
@@ -34,6 +34,8 @@ pub enum State {
     Answered,
     /// A call of this thread that began before has returned: nothing but the result is known.
     Resumed,
+    /// No call: a handler of the program's got a signal.
+    Signal,
 }
 
 impl Event {
@@ -46,7 +48,7 @@ impl Event {
         self.entry.thread
     }
 
-    /// Returns the number of the system call.
+    /// Returns the number of the system call, or of the signal that arrived.
     pub fn number(&self) -> u32 {
         self.entry.number
     }
@@ -57,6 +59,7 @@ impl Event {
             ENTERED => State::Entered,
             ANSWERED => State::Answered,
             RESUMED => State::Resumed,
+            SIGNAL => State::Signal,
             _ => State::Done,
         }
     }

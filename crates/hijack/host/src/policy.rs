@@ -68,6 +68,8 @@ pub struct Policy {
     services: Services,
     manager: Option<Manager>,
     detail: Detail,
+    /// Signals that are told of, one bit each.
+    signals: u64,
 }
 
 impl Policy {
@@ -105,6 +107,13 @@ impl Policy {
         self
     }
 
+    /// The same, telling of these signals, too, when handlers get them: one bit each, SIGHUP being the lowest.
+    #[must_use]
+    pub fn with_signals(mut self, signals: u64) -> Self {
+        self.signals = signals;
+        self
+    }
+
     /// A policy that has one call fail where it comes from one place, once or always.
     pub fn failing(call: u32, site: u64, errno: i32, times: u32) -> Self {
         let value = -i64::from(errno);
@@ -135,6 +144,7 @@ impl Policy {
             compiled
         }));
         self.lines.extend(other.lines);
+        self.signals |= other.signals;
         self.services = self.services.or(other.services);
         self.manager = self.manager.or(other.manager);
         self

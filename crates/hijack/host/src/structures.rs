@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use crate::constants::{Names, signals};
+use crate::decode::{Form, Hexadecimal};
 
 static STRUCTURES: &str = include_str!("../calls/structures");
 
@@ -125,9 +126,9 @@ fn names(structure: &str, member: &str) -> Option<Names> {
 }
 
 impl Structure {
-    /// Its members' values, of `bytes` that may be fewer than it has; `whole`: all of them, not only those that say most.
-    pub(crate) fn describe(&self, name: &str, bytes: &[u8], whole: bool) -> String {
-        let shown = if whole { &[] } else { shown_members(name, bytes) };
+    /// Its members' values, of `bytes` that may be fewer than it has.
+    pub(crate) fn describe(&self, name: &str, bytes: &[u8], form: Form) -> String {
+        let shown = if form.whole { &[] } else { shown_members(name, bytes) };
         let mut left_out = false;
         let mut parts = Vec::new();
         for member in &self.members {
@@ -140,7 +141,7 @@ impl Structure {
             let value = bytes.get(member.offset..member.offset + member.size * member.count);
             match value {
                 Some(value) if shown.is_empty() || shown.contains(&member.name) => {
-                    let text = member.describe(name, value, whole);
+                    let text = member.describe(name, value, form);
                     parts.push(format!("{}={text}", member.name));
                 }
                 _ => left_out = true,
@@ -154,12 +155,16 @@ impl Structure {
 }
 
 impl Member {
-    fn describe(&self, structure: &str, value: &[u8], whole: bool) -> String {
+    fn describe(&self, structure: &str, value: &[u8], form: Form) -> String {
         if matches!(self.kind, Kind::Text) {
             let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
-            return format!("\"{}\"", String::from_utf8_lossy(value.get(..end).unwrap_or_default()));
+            let text = value.get(..end).unwrap_or_default();
+            return match form.hexadecimal {
+                Hexadecimal::Bytes => format!("\"{}\"", String::from_utf8_lossy(text)),
+                _ => form.quoted(text, true),
+            };
         }
-        let mut each = value.chunks_exact(self.size.max(1)).map(|value| self.one(structure, value, whole));
+        let mut each = value.chunks_exact(self.size.max(1)).map(|value| self.one(structure, value, form));
         if self.count == 1 {
             each.next().unwrap_or_default()
         } else {
@@ -167,7 +172,7 @@ impl Member {
         }
     }
 
-    fn one(&self, structure: &str, value: &[u8], whole: bool) -> String {
+    fn one(&self, structure: &str, value: &[u8], form: Form) -> String {
         let mut word = [0; 8];
         if let Some(place) = word.get_mut(..value.len()) {
             place.copy_from_slice(value);
@@ -186,7 +191,7 @@ impl Member {
             Kind::Signals => signals(number),
             Kind::Pointer if number == 0 => "NULL".to_owned(),
             Kind::Pointer => format!("{number:#x}"),
-            Kind::Nested(name) => named(name).map_or_else(String::new, |of| of.describe(name, value, whole)),
+            Kind::Nested(name) => named(name).map_or_else(String::new, |of| of.describe(name, value, form)),
             Kind::Text | Kind::Other => "...".to_owned(),
         }
     }
@@ -201,7 +206,7 @@ mod tests {
     }
 
     fn said(name: &str, bytes: &[u8]) -> String {
-        named(name).unwrap().describe(name, bytes, false)
+        named(name).unwrap().describe(name, bytes, Form::default())
     }
 
     #[test]
@@ -254,7 +259,7 @@ mod tests {
         bytes[24..28].copy_from_slice(&0o100_600_u32.to_ne_bytes());
         bytes[48..56].copy_from_slice(&77_u64.to_ne_bytes());
         assert_eq!(said("stat", &bytes), "{st_mode=S_IFREG|0600, st_size=77, ...}");
-        let whole = named("stat").unwrap().describe("stat", &bytes, true);
+        let whole = named("stat").unwrap().describe("stat", &bytes, Form { whole: true, ..Form::default() });
         assert!(whole.contains("st_nlink=0") && !whole.contains("..."), "{whole}");
     }
 

@@ -116,8 +116,11 @@ mod tests {
             Event::of_waiting_thread(THREAD.load(Ordering::Acquire))
                 .filter(|event| event.name().ends_with("nanosleep"))
         });
-        let arguments: Vec<_> =
-            found.describe_given(false).into_iter().map(|argument| argument.text).collect();
+        let arguments: Vec<_> = found
+            .describe_given(crate::decode::Form::default())
+            .into_iter()
+            .map(|argument| argument.text)
+            .collect();
         assert!(arguments.last().unwrap().starts_with("{tv_sec="), "{arguments:?}");
     }
 }

@@ -65,7 +65,7 @@ pub struct Entry {
     pub thread: u32,
     /// The number.
     pub number: u32,
-    /// [`ENTERED`], [`DONE`], [`ANSWERED`] or [`RESUMED`].
+    /// [`ENTERED`], [`DONE`], [`ANSWERED`], [`RESUMED`] or [`SIGNAL`].
     pub state: u32,
     /// Which rule asked for this.
     pub rule: u32,
@@ -92,6 +92,12 @@ pub const ANSWERED: u32 = 3;
 
 /// A call that began before has ended, of which the entry has nothing but the result.
 pub const RESUMED: u32 = 4;
+
+/// No call: a handler of the program's gets a signal, of which the entry has the number, and [`INFORMATION`] bytes of its `siginfo_t` as the
+/// memory of the first argument.
+pub const SIGNAL: u32 = 5;
+/// How many bytes of a `siginfo_t` are told: what signals of any kind have there.
+pub const INFORMATION: usize = 48;
 
 /// The bits of a piece that are its length.
 pub const PIECE_LENGTH: u16 = 0xfff;

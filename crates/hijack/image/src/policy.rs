@@ -77,6 +77,8 @@ pub struct Table {
     pub decides: u64,
     /// What becomes of programs that cannot be followed: one of [`unfollowed`].
     pub unfollowed: u64,
+    /// Signals that are told of when a handler of the program's gets them, one bit each: SIGHUP is the lowest.
+    pub signals: u64,
     /// Device and inode of the file to which messages about them go, where it is standard error.
     pub messages: [u64; 2],
     /// Where the rules are, and how many.

@@ -164,6 +164,7 @@ impl Policy {
             (offset_of!(Table, length), bytes_of(&length)),
             (offset_of!(Table, decides), bytes_of(&decides)),
             (offset_of!(Table, unfollowed), bytes_of(&unfollowed)),
+            (offset_of!(Table, signals), bytes_of(&self.signals)),
             (offset_of!(Table, messages), bytes_of(&strictness.messages)),
             (offset_of!(Table, rules), bytes_of(&rule_texts)),
             (offset_of!(Table, references), bytes_of(&references_text)),

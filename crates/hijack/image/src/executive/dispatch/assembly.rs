@@ -58,6 +58,8 @@ global_asm!(
     room = const handlers::ROOM,
     info = const 8 + size_of::<Context>(),
     present = sym handlers::present,
+    tell = sym handlers::tell,
+    journal = const core::mem::offset_of!(Config, journal),
     sigsys_blocked = sym held_sigsys::COUNT,
     show_sigsys = sym sigmask::show_sigsys,
     kinds = const kind::FIRST,

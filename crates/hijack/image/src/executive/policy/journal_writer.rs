@@ -1,5 +1,6 @@
 //! Writes entries of single calls to the journal.
 
+use core::mem::offset_of;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
@@ -12,7 +13,8 @@ use crate::executive::abi::syscall::{EFAULT, EINTR, address, call};
 use crate::executive::abi::tsc::{since, ticks};
 use crate::executive::abi::user_memory;
 use crate::journal::{
-    ANSWERED, DATA, DONE, ENTERED, ENTRIES, Entry, PIECE_LENGTH, PIECE_SHIFT, RESUMED, stamp_of,
+    ANSWERED, DATA, DONE, ENTERED, ENTRIES, Entry, INFORMATION, Journal, PIECE_LENGTH, PIECE_SHIFT, RESUMED,
+    SIGNAL, Slot, stamp_of,
 };
 use crate::nr;
 use crate::policy::{NO_ARGUMENT, Rule, log};
@@ -205,23 +207,74 @@ fn read_buffers(list: u64, count: u64, room: &mut [u8]) -> Result<usize, i64> {
     Ok(done)
 }
 
+/// Writes that a handler of the program's gets a signal, if that is to be told. Where a handler begins there may be no room on the stack for an
+/// entry: it is made in its place.
+///
+/// # Safety
+/// `information` points to a `siginfo_t`.
+pub(crate) unsafe fn write_signal(signal: i32, information: *const [u64; INFORMATION / 8]) {
+    if !policy().is_some_and(|policy| policy.reports_signal(signal)) {
+        return;
+    }
+    let Some(journal) = journal() else { return };
+    let start = ticks();
+    let Some((ticket, slot)) = claim(journal) else { return };
+    let put = |offset: usize, word: u64| {
+        if let Some(place) = slot.words.get(offset / 8) {
+            place.store(word, Relaxed);
+        }
+    };
+    for place in &slot.words {
+        place.store(0, Relaxed);
+    }
+    let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    put(offset_of!(Entry, start), start);
+    put(offset_of!(Entry, thread), both(this_thread(), signal.cast_unsigned()));
+    put(offset_of!(Entry, state), both(SIGNAL, 0));
+    put(offset_of!(Entry, pieces), 1 << PIECE_SHIFT | INFORMATION as u64);
+    for index in 0..INFORMATION / 8 {
+        // SAFETY: by the caller. The kernel clears what it does not use of a `siginfo_t`.
+        put(offset_of!(Entry, data) + 8 * index, unsafe { information.cast::<u64>().add(index).read() });
+    }
+    publish(journal, ticket, slot);
+}
+
+/// Words that are put together from two members.
+const _: () = assert!(
+    offset_of!(Entry, number) == offset_of!(Entry, thread) + 4
+        && offset_of!(Entry, thread).is_multiple_of(8)
+        && offset_of!(Entry, rule) == offset_of!(Entry, state) + 4
+        && offset_of!(Entry, state).is_multiple_of(8)
+        && offset_of!(Entry, pieces).is_multiple_of(8)
+        && offset_of!(Entry, data).is_multiple_of(8)
+);
+
 /// Writes an entry.
 pub(crate) fn write(entry: &Entry) {
     let Some(journal) = journal() else { return };
+    let Some((ticket, slot)) = claim(journal) else { return };
+    for (place, word) in slot.words.iter().zip(entry.words()) {
+        place.store(*word, Relaxed);
+    }
+    publish(journal, ticket, slot);
+}
+
+/// Takes the next place of the ring, for which this may wait; `None` if the entry is lost.
+fn claim(journal: &Journal) -> Option<(u64, &Slot)> {
     let mut pauses = 0;
-    let (ticket, slot) = loop {
+    loop {
         let ticket = journal.next.load(Acquire);
-        let Some(slot) = journal.slots.get(ticket as usize % ENTRIES) else { return };
+        let slot = journal.slots.get(ticket as usize % ENTRIES)?;
         let turn = slot.stamp.load(Acquire);
         if turn == stamp_of(ticket) {
             if journal.next.compare_exchange(ticket, ticket + 1, AcqRel, Relaxed).is_ok() {
-                break (ticket, slot);
+                return Some((ticket, slot));
             }
         } else if turn < stamp_of(ticket) {
             // Full.
             if journal.reader.load(Relaxed) == 0 || pauses > PAUSES {
                 lose();
-                return;
+                return None;
             }
             pauses += 1;
             // SAFETY: sleeps; what is left when a signal comes is not asked for.
@@ -231,13 +284,14 @@ pub(crate) fn write(entry: &Entry) {
             pauses += 1;
             if pauses > PAUSES {
                 lose();
-                return;
+                return None;
             }
         }
-    };
-    for (place, word) in slot.words.iter().zip(entry.words()) {
-        place.store(*word, Relaxed);
     }
+}
+
+/// Has the reader find what was written to a place.
+fn publish(journal: &Journal, ticket: u64, slot: &Slot) {
     // Not if the reader has given it up meanwhile.
     let turn = stamp_of(ticket);
     let _given_up = slot.stamp.compare_exchange(turn, turn + 1, Release, Relaxed);

@@ -62,6 +62,16 @@ impl Policy {
         self.table().decides != 0
     }
 
+    /// Returns whether some signals are reported.
+    pub(crate) fn reports_signals(self) -> bool {
+        self.table().signals != 0
+    }
+
+    /// Returns whether a signal is reported.
+    pub(crate) fn reports_signal(self, signal: i32) -> bool {
+        signal > 0 && self.table().signals >> (signal - 1).min(63) & 1 != 0
+    }
+
     /// Returns what becomes of programs that cannot be followed: one of [`crate::policy::unfollowed`].
     pub(crate) fn unfollowed(self) -> u64 {
         self.table().unfollowed

@@ -26,9 +26,12 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::registers::to_program;
 use super::xsave;
+use crate::config::SA_SIGINFO;
 use crate::executive::abi::signal_frame::{Context, Info, Registers};
 use crate::executive::abi::syscall::SIGSYS;
 use crate::executive::abi::trampoline::orrery_thunks;
+use crate::executive::policy::journal_writer::write_signal;
+use crate::executive::policy::table::{Policy, policy};
 
 /// How many different handlers a process can have. Further ones see the executive where that is interrupted.
 pub(crate) const THUNKS: usize = 256;
@@ -69,6 +72,36 @@ pub(crate) fn handler_of(handler: u64) -> u64 {
     HANDLERS.get(index).map_or(handler, |place| place.load(Relaxed))
 }
 
+/// In an entry of [`HANDLERS`], a bit that no function's address has: the program did not ask for a siginfo, which signals are told by.
+const ADDED: u64 = 1 << 63;
+
+/// Puts a thunk in the place of an action's handler. Where signals are told of, the kernel writes a siginfo for each.
+pub(crate) fn wrap(action: &mut [u64; 4]) {
+    let [handler, flags, ..] = action;
+    if *handler & ADDED != 0 {
+        // No function of the program's.
+        return;
+    }
+    let adds = *handler > SIG_IGN && *flags & SA_SIGINFO == 0 && policy().is_some_and(Policy::reports_signals);
+    let thunk = thunk_for(if adds { *handler | ADDED } else { *handler });
+    if adds && thunk & ADDED == 0 {
+        *flags |= SA_SIGINFO;
+    }
+    *handler = thunk & !ADDED;
+}
+
+/// Restores an action that [`wrap`] has changed.
+pub(crate) fn unwrap(action: &mut [u64; 4]) {
+    let [handler, flags, ..] = action;
+    let own = handler_of(*handler);
+    if own != *handler && own & ADDED != 0 {
+        *flags &= !SA_SIGINFO;
+        *handler = own & !ADDED;
+    } else {
+        *handler = own;
+    }
+}
+
 /// ShownFrame in front of a signal frame.
 #[repr(C)]
 pub(crate) struct ShownFrame {
@@ -106,6 +139,15 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut ShownF
             (*info).call_address = registers.rip;
         }
         room.cast()
+    }
+}
+
+/// Called by thunks while calls are logged, with the kernel's frame: tells that a handler gets a signal.
+pub(crate) extern "C" fn tell(signal: i32, frame: *const u64) {
+    // SAFETY: in the kernel's frame a siginfo follows the context, which follows the return address.
+    unsafe {
+        let context = frame.add(1).cast::<Context>();
+        write_signal(signal, context.add(1).cast());
     }
 }
 

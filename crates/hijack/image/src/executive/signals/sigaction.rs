@@ -12,6 +12,7 @@ use crate::executive::abi::syscall::{
 use crate::executive::abi::trampoline::orrery_deliver;
 use crate::executive::abi::user_memory;
 use crate::executive::abi::vfork_slots;
+use crate::executive::policy::journal_writer::write_signal;
 use crate::executive::services::call::unusable;
 use crate::executive::signals::handlers;
 use crate::nr;
@@ -79,7 +80,7 @@ pub(crate) fn adopt() {
             return false;
         }
         let before = *action;
-        action[0] = handlers::thunk_for(action[0]);
+        handlers::wrap(action);
         action[3] &= !SIGSYS_BIT;
         *action != before
     });
@@ -93,7 +94,7 @@ pub(crate) fn abandon() {
             return true;
         }
         let before = action[0];
-        action[0] = handlers::handler_of(before);
+        handlers::unwrap(action);
         action[0] != before
     });
 }
@@ -145,7 +146,7 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
         return remember((new != 0).then_some(action), old);
     }
     if new != 0 {
-        action[0] = handlers::thunk_for(action[0]);
+        handlers::wrap(&mut action);
         action[3] &= !SIGSYS_BIT;
         arguments[1] = address(&action);
     }
@@ -157,7 +158,7 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     let result = unsafe { call(nr::rt_sigaction, arguments) };
     core::hint::black_box(&action);
     if old != 0 && !failed(result) {
-        before[0] = handlers::handler_of(before[0]);
+        handlers::unwrap(&mut before);
         // SAFETY: the program asked for the old action there.
         if let Err(error) = unsafe { user_memory::write_beside(stack, old, before) } {
             return error;
@@ -220,6 +221,8 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
     if handler == SIG_IGN {
         return;
     }
+    // SAFETY: by the caller, a whole siginfo.
+    unsafe { write_signal(SIGSYS as i32, info.cast()) };
     if own.flags.load(Relaxed) & SA_RESETHAND != 0 {
         own.handler.store(SIG_DFL, Relaxed);
     }

@@ -19,6 +19,8 @@ orrery_handle:
     movzx eax, al
     lea rcx, [rip + {handlers}]
     mov r12, [rcx + rax * 8]
+    # What says that a siginfo was added.
+    btr r12, 63
     cmp dword ptr [rip + {sigsys_blocked}], 0
     je 4f
     mov ebx, edi
@@ -35,6 +37,22 @@ orrery_handle:
     mov rsi, r13
     mov rdx, r14
 4:
+    cmp qword ptr [rip + {config} + {journal}], 0
+    je 5f
+    mov ebx, edi
+    mov r13, rsi
+    mov r14, rdx
+    mov r15, rbp
+    mov rsi, rsp
+    lea rsp, [rsp - 8]
+    mov ebp, 0
+    call {tell}
+    lea rsp, [rsp + 8]
+    mov rbp, r15
+    mov edi, ebx
+    mov rsi, r13
+    mov rdx, r14
+5:
     mov rcx, [rsp + {interrupted}]
     mov rax, rcx
     sub rax, [rip + {config} + {code}]
