@@ -1,5 +1,7 @@
 //! Policies as people write them: TOML.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +13,8 @@ use toml::Spanned;
 
 use super::network::Allowed;
 use super::syscalls::{ESSENTIAL, Word, error_named, named};
-use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, capabilities, network, view};
+use super::view::{Change, View};
+use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, capabilities, network};
 use crate::Error;
 
 /// Reads `text`, which errors call `name`.
@@ -51,7 +54,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
             file_size: size(limits.file_size.as_ref())?,
             cpu_seconds: limits.cpu_seconds,
         },
-        view: document.view().map(view::read).transpose()?,
+        view: document.view().map(view).transpose()?,
         capabilities: kept(document.capabilities())?,
         refusal,
         learning: false,
@@ -61,10 +64,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
 }
 
 /// What `read` makes of an entry.
-pub(super) fn of<T>(
-    entry: &Spanned<String>,
-    read: impl FnOnce(&str) -> Result<T, String>,
-) -> Result<T, Fault> {
+fn of<T>(entry: &Spanned<String>, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Fault> {
     read(entry.get_ref()).map_err(|message| Fault { span: entry.span(), message })
 }
 
@@ -112,7 +112,7 @@ fn trees(files: &Files) -> Result<Trees, Fault> {
 
 /// The path that an entry means: `~` is the home directory, `$NAME` or `${NAME}` an environment variable, and a relative
 /// path starts where the guard was started.
-pub(super) fn absolute(text: &str) -> Result<PathBuf, String> {
+fn absolute(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
         return Err(
             "an empty path means nothing; \"/\" is everything, \".\" the current directory".to_owned()
@@ -255,8 +255,52 @@ fn kept(names: Option<&Entries>) -> Result<CapabilitySet, Fault> {
     names.iter().try_fold(CapabilitySet::empty(), |all, name| Ok(all | of(name, capabilities::named)?))
 }
 
-pub(super) fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {
+fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {
     entry.map(|entry| of(entry, values::size)).transpose()
+}
+
+/// What of the file system is there.
+fn view(section: &orrery_policy::View) -> Result<View, Fault> {
+    let mut changes = BTreeMap::new();
+    for entry in &section.private {
+        changes.insert(of(entry, private)?, Change::Private);
+    }
+    for entry in &section.show {
+        let path = of(entry, |text| shown(text, &changes))?;
+        match changes.entry(path) {
+            Entry::Vacant(place) => place.insert(Change::Shown),
+            Entry::Occupied(place) if *place.get() == Change::Shown => continue,
+            Entry::Occupied(_) => {
+                let message = format!("{:?} is under private, too", entry.get_ref());
+                return Err(Fault { span: Spanned::span(entry), message });
+            }
+        };
+    }
+    Ok(View { changes, size: size(section.size.as_ref())? })
+}
+
+fn private(text: &str) -> Result<PathBuf, String> {
+    let path = real(&absolute(text)?);
+    if path == Path::new("/") || path.starts_with("/proc") {
+        return Err(format!("{text:?} cannot be private: programs and the monitor find each other there"));
+    }
+    match path.metadata() {
+        Ok(found) if found.is_dir() => Ok(path),
+        Ok(_) => Err(format!("{text:?} is no directory; [files] deny is for files")),
+        Err(error) => Err(format!("{text:?} cannot be private: {error}")),
+    }
+}
+
+fn shown(text: &str, changes: &BTreeMap<PathBuf, Change>) -> Result<PathBuf, String> {
+    let path = real(&absolute(text)?);
+    let within = |(above, change): (&PathBuf, &Change)| *change == Change::Private && path.starts_with(above);
+    if !changes.iter().any(within) {
+        return Err(format!("{text:?} is shown anyway: it lies in no directory under private"));
+    }
+    match path.metadata() {
+        Ok(_) => Ok(path),
+        Err(error) => Err(format!("{text:?} cannot be shown: {error}")),
+    }
 }
 
 #[cfg(test)]
@@ -312,5 +356,38 @@ mod tests {
         assert_eq!(absolute("$HOME/x").unwrap(), home.join("x"));
         assert_eq!(absolute(".").unwrap(), std::env::current_dir().unwrap());
         assert!(absolute("~other/x").is_err() && absolute("$/x").is_err() && absolute("${HOME").is_err());
+    }
+
+    /// A closure's view would be this process's.
+    #[test]
+    fn closures_have_no_view() {
+        let policy = crate::Policy::parse("[view]\nprivate = ['/tmp']").unwrap();
+        let error = crate::Guard::new(policy).closure(|| 0).unwrap_err().to_string();
+        assert!(error.contains("a closure") && error.contains("leave out [view]"), "{error}");
+    }
+
+    #[test]
+    fn views_that_cannot_be_are_told_with_their_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().canonicalize().unwrap();
+        std::fs::write(base.join("file"), "").unwrap();
+        for (section, message) in [
+            ("private = ['/']", "p:2:12: \"/\" cannot be private"),
+            ("private = ['/proc/self']", "p:2:12: \"/proc/self\" cannot be private"),
+            ("private = ['BASE/file']", "p:2:12: \"BASE/file\" is no directory"),
+            ("private = ['BASE/none']", "p:2:12: \"BASE/none\" cannot be private: No such file"),
+            ("show = ['BASE']", "p:2:9: \"BASE\" is shown anyway"),
+            (
+                "private = ['BASE']\nshow = ['BASE/none']",
+                "p:3:9: \"BASE/none\" cannot be shown: No such file",
+            ),
+            ("private = ['BASE']\nshow = ['BASE']", "p:3:9: \"BASE\" is under private, too"),
+            ("private = ['BASE']\nsize = 'much'", "p:3:8: \"much\" is no size"),
+            ("hide = []", "p:2:1: unknown field `hide`"),
+        ] {
+            let in_place = |text: &str| text.replace("BASE", base.to_str().unwrap());
+            let said = wrong(&format!("[view]\n{}", in_place(section)));
+            assert!(said.starts_with(&in_place(message)), "{section}: {said}");
+        }
     }
 }
