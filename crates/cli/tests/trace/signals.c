@@ -10,13 +10,9 @@
 
 static sigjmp_buf back;
 
-static void handle(int signal) {
-    (void)signal;
-}
+static void handle(int signal) { (void)signal; }
 
-static void jump(int signal) {
-    siglongjmp(back, signal);
-}
+static void jump(int signal) { siglongjmp(back, signal); }
 
 static void on(int signal, void (*handler)(int), int flags) {
     struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
@@ -29,8 +25,10 @@ int main(void) {
     int handled[] = {SIGUSR1, SIGUSR2, SIGCHLD, SIGALRM, SIGTERM, SIGWINCH, SIGRTMIN + 1};
     union sigval value = {.sival_int = 5};
     struct itimerval once = {.it_value = {.tv_usec = 1000}};
-    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1, .sigev_value = {.sival_int = 9}};
+    struct sigevent event = {
+        .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1, .sigev_value = {.sival_int = 9}};
     struct itimerspec soon = {.it_value = {.tv_nsec = 1000000}};
+    struct sigaction old;
     size_t size = (size_t)sysconf(_SC_SIGSTKSZ);
     stack_t stack = {.ss_sp = malloc(size), .ss_size = size};
     sigset_t all, none;
@@ -39,6 +37,9 @@ int main(void) {
 
     for (size_t i = 0; i < sizeof(handled) / sizeof(*handled); i++)
         on(handled[i], handle, SA_RESTART);
+    /* Actions are as the program set them. */
+    if (sigaction(SIGUSR1, NULL, &old) != 0 || old.sa_handler != handle || old.sa_flags & SA_SIGINFO)
+        return 2;
     raise(SIGUSR1);
     kill(getpid(), SIGUSR2);
     sigqueue(getpid(), SIGTERM, value);
@@ -72,7 +73,8 @@ int main(void) {
     if (sigsetjmp(back, 1) == 0)
         *(volatile int *)16 = 1;
     if (sigsetjmp(back, 1) == 0)
-        __asm__ volatile("xorl %%edx, %%edx\n\txorl %%ecx, %%ecx\n\tmovl $1, %%eax\n\tidivl %%ecx" ::: "eax", "ecx", "edx");
+        __asm__ volatile("xorl %%edx, %%edx\n\txorl %%ecx, %%ecx\n\tmovl $1, %%eax\n\tidivl %%ecx" ::
+                             : "eax", "ecx", "edx");
     if (sigsetjmp(back, 1) == 0)
         __asm__ volatile("ud2");
     __asm__ volatile("int3");

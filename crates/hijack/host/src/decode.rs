@@ -14,6 +14,7 @@ use crate::arg_types::{ArgDecoder, ArgType, decoders};
 use crate::calls::{self, Argument, Signature};
 use crate::constants::{Names, signals, signed};
 use crate::events::{Event, State};
+pub use crate::form::{Form, Hexadecimal};
 use crate::structures;
 
 /// An argument in words.
@@ -23,63 +24,6 @@ pub struct Described {
     pub name: &'static str,
     /// The text to print.
     pub text: String,
-}
-
-/// How values are put into words.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Form {
-    /// With all members of large structures, instead of those that say most.
-    pub whole: bool,
-    /// Which strings have hexadecimal digits only.
-    pub hexadecimal: Hexadecimal,
-}
-
-/// Strings of hexadecimal digits.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Hexadecimal {
-    /// None: bytes that are no characters have digits.
-    #[default]
-    Bytes,
-    /// Those that have bytes which are no characters.
-    Binary,
-    /// All.
-    All,
-}
-
-impl Form {
-    /// Bytes as a string of C; `whole`: there are no more.
-    pub(crate) fn quoted(self, bytes: &[u8], whole: bool) -> String {
-        format!("\"{}\"{}", self.escaped(bytes), if whole { "" } else { "..." })
-    }
-
-    /// Bytes as between the quotes of C.
-    fn escaped(self, bytes: &[u8]) -> String {
-        let is_character = |byte: &u8| matches!(byte, 0x20..0x7f | 9..=13);
-        match self.hexadecimal {
-            Hexadecimal::Bytes => escaped(bytes),
-            Hexadecimal::Binary if bytes.iter().all(is_character) => escaped(bytes),
-            _ => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
-        }
-    }
-}
-
-/// Bytes as between the quotes of C.
-fn escaped(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for byte in bytes {
-        match byte {
-            b'\n' => text.push_str("\\n"),
-            b'\t' => text.push_str("\\t"),
-            b'\r' => text.push_str("\\r"),
-            b'"' => text.push_str("\\\""),
-            b'\\' => text.push_str("\\\\"),
-            0x20..0x7f => text.push(char::from(*byte)),
-            byte => {
-                let _infallible = write!(text, "\\x{byte:02x}");
-            }
-        }
-    }
-    text
 }
 
 /// Returns a descriptor, and where it leads.
@@ -510,17 +454,6 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn strings_are_quoted() {
-        let form = |hexadecimal| Form { hexadecimal, ..Form::default() };
-        let quoted = |bytes: &[u8], whole| form(Hexadecimal::Bytes).quoted(bytes, whole);
-        assert_eq!(quoted(b"a\"\n\x01", true), "\"a\\\"\\n\\x01\"");
-        assert_eq!(quoted(b"a", false), "\"a\"...");
-        let binary = |bytes: &[u8]| form(Hexadecimal::Binary).quoted(bytes, true);
-        assert_eq!((binary(b"a\n"), binary(b"a\x01")), ("\"a\\n\"".to_owned(), "\"\\x61\\x01\"".to_owned()));
-        assert_eq!(form(Hexadecimal::All).quoted(b"a", true), "\"\\x61\"");
-    }
 
     #[test]
     fn addresses_of_sockets_are_read() {

@@ -51,6 +51,7 @@ mod constants;
 pub mod decode;
 mod error;
 mod events;
+mod form;
 mod futex;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use crate::constants::{Names, signals};
-use crate::decode::{Form, Hexadecimal};
+use crate::form::{Form, Hexadecimal};
 
 static STRUCTURES: &str = include_str!("../calls/structures");
 

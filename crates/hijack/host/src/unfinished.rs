@@ -117,7 +117,7 @@ mod tests {
                 .filter(|event| event.name().ends_with("nanosleep"))
         });
         let arguments: Vec<_> = found
-            .describe_given(crate::decode::Form::default())
+            .describe_given(crate::form::Form::default())
             .into_iter()
             .map(|argument| argument.text)
             .collect();
