@@ -112,6 +112,40 @@ fn it_passes_its_tests_where_pip_installs_it() {
 }
 
 #[test]
+fn its_plug_in_for_pytest_passes_its_tests() {
+    if !["pip", "setuptools", "wheel"].iter().all(|module| has(Path::new(SYSTEM), module)) {
+        orrery_testing::skipped!("{SYSTEM} lacks pip, setuptools or wheel");
+        return;
+    }
+    let (with, without): (Vec<_>, Vec<_>) =
+        interpreters().into_iter().partition(|interpreter| has(interpreter, "pytest"));
+    for interpreter in &without {
+        orrery_testing::skipped!("{} lacks pytest", interpreter.display());
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let site = install(directory.path());
+    let library = orrery_testing::built("liborrery.so");
+    for interpreter in with {
+        let mut tests = Command::new(&interpreter);
+        tests
+            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
+            .arg(package().join("tests/plugin"));
+        tests
+            .arg(format!("--basetemp={}", directory.path().join("base").display()))
+            .env("PYTHONPATH", &site)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("ORRERY_LIBRARY", &library)
+            .current_dir(directory.path());
+        let (passed, said) = output(&mut tests);
+        assert!(passed, "{}: {said}", interpreter.display());
+        // What needs xdist, pytest-cov, pytest-forked or pexpect where those are absent.
+        for line in said.lines().filter(|line| line.starts_with("SKIPPED")) {
+            orrery_testing::skipped!("{}: {line}", interpreter.display());
+        }
+    }
+}
+
+#[test]
 fn its_types_are_strict() {
     if !orrery_testing::is_there("mypy") {
         orrery_testing::skipped!("mypy is not installed");
