@@ -6,8 +6,10 @@ Each test runs pytest in a process of its own, in which the plug-in is found by 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -331,6 +333,49 @@ def test_stopping(suite):
     done, written = ran("-k", "asks or last")
     done.stdout.fnmatch_lines(["*Interrupted: asked*"])
     assert written == ["down"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_pytest_ends_the_test(suite, number):
+    suite.make(
+        test_it="""
+        import os, pytest, time
+
+        @pytest.fixture(scope="session", autouse=True)
+        def session():
+            yield
+            open("down", "w").close()
+
+        def test_first(): pass
+        def test_waits():
+            with open("pid.new", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename("pid.new", "pid")
+            time.sleep(1000)
+        """
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--orrery"]
+    running = subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True)
+    pid = suite.path / "pid"
+    while not pid.exists():
+        assert running.poll() is None
+        time.sleep(0.05)
+    # Only pytest, as `kill` does; Ctrl-C reaches both.
+    running.send_signal(number)
+    output, _ = running.communicate()
+    if number == signal.SIGINT:
+        assert running.returncode == pytest.ExitCode.INTERRUPTED and "1 passed" in output
+        assert (suite.path / "down").exists()
+    status = f"/proc/{pid.read_text()}/status"
+    for _ in range(2400):
+        try:
+            with open(status) as file:
+                if "\nState:\tZ" in file.read():
+                    return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.05)
+    pytest.fail("the test's process is still there")
 
 
 def test_last_failed(suite, pytester):
