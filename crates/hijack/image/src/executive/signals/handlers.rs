@@ -82,7 +82,8 @@ pub(crate) fn wrap(action: &mut [u64; 4]) {
         // No function of the program's.
         return;
     }
-    let adds = *handler > SIG_IGN && *flags & SA_SIGINFO == 0 && policy().is_some_and(Policy::reports_signals);
+    let adds =
+        *handler > SIG_IGN && *flags & SA_SIGINFO == 0 && policy().is_some_and(Policy::reports_signals);
     let thunk = thunk_for(if adds { *handler | ADDED } else { *handler });
     if adds && thunk & ADDED == 0 {
         *flags |= SA_SIGINFO;
