@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use orrery_sys::cgroups::own_group;
+use orrery_sys::descriptors::VerifiedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -29,7 +30,7 @@ struct Made {
     directory: PathBuf,
     /// `None` for version 2.
     controller: Option<&'static str>,
-    members: OwnedFd,
+    members: VerifiedFd,
 }
 
 impl Default for Group {
@@ -121,7 +122,7 @@ impl Group {
             rustix::fs::open(directory.join("cgroup.procs"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
         match opened {
             Ok(members) => {
-                let members = orrery_sys::descriptors::raise(members);
+                let members = VerifiedFd::new(orrery_sys::descriptors::raise(members))?;
                 self.made.push(Made { directory, controller, members });
                 Ok(())
             }
@@ -136,7 +137,7 @@ impl Group {
     pub(crate) fn join(&self) -> Result<(), Errno> {
         for made in &self.made {
             // "0" stands for the writer.
-            rustix::io::write(&made.members, b"0")?;
+            rustix::io::write(made.members.verified()?, b"0")?;
         }
         Ok(())
     }

@@ -4,10 +4,16 @@
 //! time it is used. How it ended is *peeked* at (waitid(2), WNOWAIT): the program may want to reap its children itself,
 //! and often does so with `waitpid(-1)`. Where it was faster than we, the pidfd still remembers the status on newer
 //! kernels (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15).
+//!
+//! Only where the program has closed the pidfd, as those do that close all descriptors, is the process ended by its number,
+//! while the caller has a child of this number.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
-use orrery_sys::descriptors;
+use orrery_sys::descriptors::{self, VerifiedFd};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use syscalls::{Sysno, syscall};
 
@@ -15,11 +21,16 @@ use crate::end::End;
 use crate::gate::is_dead;
 use crate::{Error, Result};
 
+/// How long a killed process may take to end.
+const DYING: Duration = Duration::from_secs(2);
+/// How often it is asked whether it has, where that cannot be waited for.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// A child of the calling process.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
-    pidfd: OwnedFd,
+    pidfd: VerifiedFd,
     ours_to_reap: bool,
     leads_group: bool,
     creator: crate::forked::Creator,
@@ -30,7 +41,7 @@ impl Process {
     pub(crate) fn hold(pid: Pid, ours_to_reap: bool) -> Result<Self> {
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
             .map_err(|e| Error::system("pidfd_open", usize::try_from(pid.as_raw_pid()).unwrap_or(0), e))?;
-        let pidfd = descriptors::raise(pidfd);
+        let pidfd = VerifiedFd::new(descriptors::raise(pidfd)).map_err(|e| Error::system("fstat", 0, e))?;
         let creator = crate::forked::Creator::here();
         Ok(Self { pid, pidfd, ours_to_reap, leads_group: false, creator })
     }
@@ -59,7 +70,7 @@ impl Process {
 
     /// Returns whether it still runs.
     pub fn is_alive(&self) -> bool {
-        !is_dead(self.pidfd.as_fd())
+        !is_dead(self.pidfd.unverified())
     }
 
     /// Returns how it ended; `None` while it runs. It is left for the program to reap.
@@ -68,15 +79,16 @@ impl Process {
             return None;
         }
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let peeked =
-            rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options));
+        let peeked = rustix::io::retry_on_intr(|| {
+            rustix::process::waitid(WaitId::PidFd(self.pidfd.unverified()), options)
+        });
         Some(match peeked {
             Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
                 (Some(status), _) => End::Exited { status },
                 (None, Some(signal)) => End::Killed { signal },
                 (None, None) => End::Unknown,
             },
-            _ => remembered(self.pidfd.as_fd()),
+            _ => remembered(self.pidfd.unverified()),
         })
     }
 
@@ -85,8 +97,20 @@ impl Process {
     /// # Errors
     /// [`Error::System`]: `ESRCH` where it is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        rustix::process::pidfd_send_signal(&self.pidfd, signal)
+        self.pidfd
+            .verified()
+            .and_then(|pidfd| rustix::process::pidfd_send_signal(pidfd, signal))
+            .or_else(|errno| self.signal_by_number(signal, errno))
             .map_err(|e| Error::system("pidfd_send_signal", signal.as_raw().unsigned_abs() as usize, e))
+    }
+
+    /// Sends a signal where the program has closed the pidfd (`EBADF`): by number, as long as a child of ours has it.
+    fn signal_by_number(&self, signal: Signal, errno: Errno) -> rustix::io::Result<()> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if errno != Errno::BADF || rustix::process::waitid(WaitId::Pid(self.pid), options).is_err() {
+            return Err(errno);
+        }
+        rustix::process::kill_process(self.pid, signal)
     }
 
     /// Kills it, waits until it is dead, and reaps it where that is ours to do.
@@ -95,12 +119,29 @@ impl Process {
             return;
         }
         let _ = self.signal(Signal::KILL);
-        let mut one = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
         // Killing cannot be refused; only a process stuck inside the kernel takes its time, and we do not wait for
         // that.
-        let timeout = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
-        let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&timeout)));
+        match self.pidfd.verified() {
+            Ok(pidfd) => {
+                let mut one = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
+                let timeout = rustix::time::Timespec::try_from(DYING).ok();
+                let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, timeout.as_ref()));
+            }
+            Err(_) => {
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+                let begin = std::time::Instant::now();
+                while let Ok(None) = rustix::process::waitid(self.wait_id(), options)
+                    && begin.elapsed() < DYING
+                {
+                    std::thread::sleep(LOOK);
+                }
+            }
+        }
         self.reap();
+    }
+
+    fn wait_id(&self) -> WaitId<'_> {
+        self.pidfd.verified().map_or(WaitId::Pid(self.pid), WaitId::PidFd)
     }
 
     /// Kills what the dead process forked and left in its process group. What moved to another group, or has other
@@ -108,7 +149,8 @@ impl Process {
     fn kill_group(&self) {
         /// `PIDFD_SIGNAL_PROCESS_GROUP` (linux/pidfd.h, Linux 6.9).
         const PROCESS_GROUP: usize = 1 << 2;
-        let (fd, signal) = (self.pidfd.as_raw_fd(), libc::SIGKILL);
+        let Ok(pidfd) = self.pidfd.verified() else { return };
+        let (fd, signal) = (pidfd.as_raw_fd(), libc::SIGKILL);
         // SAFETY: sends a signal; no memory is passed.
         let sent = unsafe { syscall!(Sysno::pidfd_send_signal, fd, signal, 0, PROCESS_GROUP) };
         if !sent.is_err_and(|e| e.into_raw() == libc::EINVAL) {
@@ -116,7 +158,7 @@ impl Process {
         }
         // By number, on older kernels: it is nobody else's as long as the process has not been reaped.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        if rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options).is_ok() {
+        if rustix::process::waitid(WaitId::PidFd(self.pidfd.unverified()), options).is_ok() {
             let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
         }
     }
@@ -128,14 +170,14 @@ impl Process {
         }
         if self.ours_to_reap && self.creator.is_here() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options);
+            let _ = rustix::process::waitid(self.wait_id(), options);
         }
     }
 }
 
 impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+        self.pidfd.unverified()
     }
 }
 

@@ -6,7 +6,8 @@
 use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use orrery_sys::{PAGE, descriptors};
+use orrery_sys::PAGE;
+use orrery_sys::descriptors::{self, VerifiedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -20,7 +21,7 @@ pub struct SharedMemory {
     start: NonNull<u8>,
     len: usize,
     /// Kept for those who are to find the memory in `/proc/PID/fd`.
-    _fd: Option<OwnedFd>,
+    _fd: Option<VerifiedFd>,
     /// Who made it, where forks of that process do not inherit it.
     owner: Option<Creator>,
 }
@@ -62,7 +63,8 @@ impl SharedMemory {
     /// Those of [`SharedMemory::new`].
     pub fn to_be_found(name: &str, len: usize) -> Result<Self> {
         let (start, len, fd) = make(name, len)?;
-        let memory = Self { start, len, _fd: Some(descriptors::raise(fd)), owner: Some(Creator::here()) };
+        let verified = VerifiedFd::new(descriptors::raise(fd)).map_err(|e| Error::system("fstat", len, e))?;
+        let memory = Self { start, len, _fd: Some(verified), owner: Some(Creator::here()) };
         memory.leave_out_of_forks().map_err(|e| Error::system("madvise(MADV_DONTFORK)", len, e))?;
         Ok(memory)
     }

@@ -24,10 +24,11 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use orrery_sys::{descriptors, signals};
+use orrery_sys::descriptors::{self, VerifiedFd};
+use orrery_sys::signals;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -143,8 +144,8 @@ pub struct Domain {
     reap: bool,
     creator: Creator,
     /// Readable when all processes of the domain are to end.
-    ending: OwnedFd,
-    _main: OwnedFd,
+    ending: VerifiedFd,
+    _main: VerifiedFd,
 }
 
 impl Domain {
@@ -180,14 +181,16 @@ impl Domain {
         let scheduling = settings.scheduling.prepare(bounds.nice())?;
         let main = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
             .map(descriptors::raise)
+            .and_then(VerifiedFd::new)
             .map_err(|e| Error::system("pidfd_open(self)", 0, e))?;
         let ending = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map(descriptors::raise)
+            .and_then(VerifiedFd::new)
             .map_err(|e| Error::system("eventfd", 0, e))?;
         let prepare_watcher = |mark| {
-            let mut watcher = Watcher::prepare(main.as_raw_fd(), mark)?;
+            let mut watcher = Watcher::prepare(main.unverified().as_raw_fd(), mark)?;
             let source = EventSource {
-                fd: ending.as_raw_fd(),
+                fd: ending.unverified().as_raw_fd(),
                 on_readable: end_process,
                 with: core::ptr::null(),
                 on_idle: None,
@@ -204,7 +207,10 @@ impl Domain {
             bounds,
             scheduling,
             signals: settings.signals,
-            keep: kept_descriptors(&settings.descriptors, &[main.as_raw_fd(), ending.as_raw_fd()]),
+            keep: kept_descriptors(
+                &settings.descriptors,
+                &[main.unverified().as_raw_fd(), ending.unverified().as_raw_fd()],
+            ),
             name: process_name(&settings.name),
         };
         let setup_memory = SharedMemory::for_domains("orrery-setup", 1)?;
@@ -280,7 +286,8 @@ impl Domain {
         let all = self.spare.iter().chain([&*self.process]);
         // Main may have given up the privileges that signals to them take; to end by their watchers takes none.
         if all.clone().any(|process| process.signal(Signal::KILL).is_err() && process.is_alive()) {
-            let _ = rustix::io::write(&self.ending, &1_u64.to_ne_bytes());
+            let ending = self.ending.verified();
+            let _ = ending.and_then(|ending| rustix::io::write(ending, &1_u64.to_ne_bytes()));
         }
         all.for_each(Process::kill);
     }

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use orrery_sys::descriptors::raise;
+use orrery_sys::descriptors::{VerifiedFd, raise};
 use orrery_sys::process::file_may_end_at;
 use orrery_sys::{PAGE, generation};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, ftruncate, memfd_create, open};
@@ -17,7 +17,7 @@ use super::pageset::PageSet;
 
 /// A sparse memory file, mapped in the process that made it.
 pub(super) struct PageFile {
-    fd: OwnedFd,
+    fd: VerifiedFd,
     window: *mut u8,
     pages: usize,
     /// Those that were seen in the window, and so need no fault.
@@ -50,18 +50,20 @@ impl PageFile {
             let _ = madvise(window, bytes, Advice::LinuxDontDump);
             window
         };
+        let fd = VerifiedFd::new(fd).map_err(no_memory)?;
         Ok(Self { fd, window: window.cast(), pages, mapped: PageSet::new(pages)?, process: generation() })
     }
 
     /// Another descriptor of it, through which it can only be read (where `/proc` is mounted).
     pub(super) fn read_only(&self) -> Result<OwnedFd, Error> {
         use std::os::fd::AsRawFd;
+        let fd = self.fd.unverified();
         open(
-            std::format!("/proc/self/fd/{}", self.fd.as_raw_fd()),
+            std::format!("/proc/self/fd/{}", fd.as_raw_fd()),
             OFlags::RDONLY | OFlags::CLOEXEC,
             Mode::empty(),
         )
-        .or_else(|_| rustix::io::fcntl_dupfd_cloexec(&self.fd, 0))
+        .or_else(|_| rustix::io::fcntl_dupfd_cloexec(fd, 0))
         .map(raise)
         .map_err(|errno| Error::Memory { bytes: 0, errno })
     }
@@ -95,11 +97,13 @@ impl PageFile {
         }
         let failed = |errno| Error::Store { pages: count, errno };
         file_may_end_at(((page + count) * PAGE) as u64).map_err(failed)?;
+        // The program may have closed it, and another file have its number.
+        let fd = self.fd.verified().map_err(failed)?;
         let mut done = 0;
         while done < count * PAGE {
             // SAFETY: the caller's promise; the kernel copes with concurrent writes.
             let bytes = unsafe { core::slice::from_raw_parts(from.add(done), count * PAGE - done) };
-            match rustix::io::pwrite(&self.fd, bytes, (page * PAGE + done) as u64) {
+            match rustix::io::pwrite(fd, bytes, (page * PAGE + done) as u64) {
                 Ok(0) => return Err(failed(Errno::NOSPC)),
                 Ok(written) => done += written,
                 Err(Errno::INTR) => {}
@@ -122,7 +126,8 @@ impl PageFile {
     /// Drops `count` pages from `page` on; they read as zeros then.
     pub(super) fn punch(&self, page: usize, count: usize) -> Result<(), Error> {
         self.mapped.remove(page, count);
-        punch(self.fd.as_fd(), page, count)
+        let fd = self.fd.verified().map_err(|errno| Error::Store { pages: count, errno })?;
+        punch(fd, page, count)
     }
 
     /// Returns where page `page` is mapped.
@@ -146,7 +151,7 @@ pub(super) fn punch(file: BorrowedFd<'_>, page: usize, count: usize) -> Result<(
 
 impl AsFd for PageFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd.unverified()
     }
 }
 

@@ -6,11 +6,12 @@
 //! an area, on behalf of whichever mirror, marks what was written as pending in all mirrors that watch the area.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
 use allocator_api2::alloc::Global;
+use orrery_sys::descriptors::VerifiedFd;
 use orrery_sys::{PAGE, PageRange};
 
 use super::area_arena::{AreaArena, only_in_main};
@@ -69,7 +70,7 @@ pub(super) struct Inner {
     number: u64,
     arena: &'static AreaArena,
     file: PageFile,
-    frames_to_read: OwnedFd,
+    frames_to_read: VerifiedFd,
     marks: Arc<Marks>,
     /// In the first of the frames.
     board: *const Board,
@@ -114,6 +115,8 @@ impl Mirror {
         let pages = arena.pages();
         let frames = Frames::new(pages)?;
         let (file, frames_to_read) = (PageFile::new("orrery-mirror", pages)?, frames.file().read_only()?);
+        let frames_to_read =
+            VerifiedFd::new(frames_to_read).map_err(|errno| Error::Memory { bytes: 0, errno })?;
         let (pending, held) = (PageSet::new(pages)?, PageSet::new(pages)?);
         let inner = Arc::new_cyclic(|mirror| Inner {
             number: LAST.fetch_add(1, Ordering::Relaxed),
@@ -261,7 +264,7 @@ impl Mirror {
 
     /// Returns the descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.0.file.as_fd(), self.0.frames_to_read.as_fd()]
+        [self.0.file.as_fd(), self.0.frames_to_read.unverified()]
     }
 
     /// Returns how many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA

@@ -5,9 +5,10 @@
 //! all, and what was sent before a crash still arrives.
 
 use std::io::IoSlice;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use orrery_sys::{descriptors, scm};
+use orrery_sys::descriptors::{self, VerifiedFd};
+use orrery_sys::scm;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -22,14 +23,9 @@ const MAGIC: u64 = 0x6f72_6269_745f_7570;
 /// closing takes time.
 #[derive(Debug)]
 pub(crate) struct UpdateSocket {
-    main: OwnedFd,
-    orbit: OwnedFd,
-    /// Which socket the orbit's end is: device and inode. A task may close it, and another file get its number.
-    identity: (u64, u64),
-}
-
-fn identity(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
-    rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
+    main: VerifiedFd,
+    /// A task may close it, too.
+    orbit: VerifiedFd,
 }
 
 /// A message that arrived.
@@ -48,21 +44,20 @@ impl UpdateSocket {
         let flags = SocketFlags::CLOEXEC;
         let (main, orbit) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(|e| orrery_sys::Error::new("socketpair", 0, e))?;
-        let identity = identity(&orbit).map_err(|e| orrery_sys::Error::new("fstat", 0, e))?;
-        Ok(Self { main: descriptors::raise(main), orbit: descriptors::raise(orbit), identity })
+        let verified =
+            |fd| VerifiedFd::new(descriptors::raise(fd)).map_err(|e| orrery_sys::Error::new("fstat", 0, e));
+        Ok(Self { main: verified(main)?, orbit: verified(orbit)? })
     }
 
     /// Returns the orbit's end.
-    pub(crate) fn orbit_end(&self) -> &OwnedFd {
-        &self.orbit
+    pub(crate) fn orbit_end(&self) -> BorrowedFd<'_> {
+        self.orbit.unverified()
     }
 
     /// In the orbit: sends. Where the socket is full, `full` is called (to wake main), then it waits. Fails with EBADF where
     /// the task has closed the socket.
     pub(crate) fn send(&self, call: u64, records: &[u8], full: impl Fn()) -> Result<(), Errno> {
-        if identity(&self.orbit) != Ok(self.identity) {
-            return Err(Errno::BADF);
-        }
+        let socket = self.orbit.verified()?;
         let mut head = [0; HEAD];
         head[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         head[8..16].copy_from_slice(&call.to_ne_bytes());
@@ -71,12 +66,12 @@ impl UpdateSocket {
         let parts = [IoSlice::new(&head), IoSlice::new(if file.is_some() { &[] } else { records })];
         let file = file.as_ref().map(AsFd::as_fd);
         loop {
-            match scm::send(self.orbit.as_fd(), &parts, file.as_slice(), SendFlags::DONTWAIT) {
+            match scm::send(socket, &parts, file.as_slice(), SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(()),
                 // ETOOMANYREFS: too many files are under way.
                 Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => {
                     full();
-                    let mut one = [PollFd::new(&self.orbit, PollFlags::OUT)];
+                    let mut one = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
                     let sleep = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
                     let _ = poll(&mut one, Some(&sleep));
                 }
@@ -94,7 +89,8 @@ impl UpdateSocket {
         room: impl FnOnce(u64) -> usize,
     ) -> Option<Arrival> {
         buffer.resize(HEAD + INLINE, 0);
-        let mut received = scm::receive(self.main.as_fd(), buffer, 1, RecvFlags::DONTWAIT).ok()?;
+        let socket = self.main.verified().ok()?;
+        let mut received = scm::receive(socket, buffer, 1, RecvFlags::DONTWAIT).ok()?;
         let bytes = &buffer[..received.length];
         let word = |at: usize| -> u64 {
             bytes.get(at..at + 8).and_then(|w| w.try_into().ok()).map_or(0, u64::from_ne_bytes)
@@ -220,14 +216,14 @@ mod tests {
             Some(Arrival::Refused { reason, .. }) => reason,
             other => panic!("{what}: {other:?}"),
         };
-        rustix::io::write(&update_socket.orbit, b"nonsense").unwrap();
+        rustix::io::write(update_socket.orbit_end(), b"nonsense").unwrap();
         refused("no head");
         let mut head = Vec::new();
         head.extend(MAGIC.to_ne_bytes());
         head.extend(1_u64.to_ne_bytes());
         head.extend(100_u64.to_ne_bytes());
         head.extend([0; 99]);
-        rustix::io::write(&update_socket.orbit, &head).unwrap();
+        rustix::io::write(update_socket.orbit_end(), &head).unwrap();
         assert!(refused("cut").contains("cut off"));
         update_socket.send(1, &vec![0; 2 << 20], || ()).unwrap();
         assert!(refused("large").contains("2097152"));
@@ -236,7 +232,7 @@ mod tests {
         let file = rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::io::write(&file, &[0; 100]).unwrap();
         let parts = [IoSlice::new(&head[..HEAD])];
-        scm::send(update_socket.orbit.as_fd(), &parts, &[file.as_fd()], SendFlags::empty()).unwrap();
+        scm::send(update_socket.orbit_end(), &parts, &[file.as_fd()], SendFlags::empty()).unwrap();
         assert!(refused("open").contains("not sealed"));
     }
 }

@@ -289,3 +289,54 @@ pub(crate) fn an_update_of_a_task_that_closed_all_files_is_an_error_or_arrives()
         assert!(arrived || said != Ok(1), "occupies {occupies}: {said:?} though nothing arrived");
     }
 }
+
+/// A main that closes all descriptors, as those do that become daemons, closes the library's, too; their numbers are then
+/// other files'.
+pub(crate) fn a_main_that_closed_all_files_keeps_those_that_it_opens_then() {
+    const LAST: i32 = 1_200;
+    let area = area();
+    let number = number(&area);
+    let orbits: Vec<Orbit> = (0..3).map(|_| orbit(read)).collect();
+    let (areas, bytes) = ([&area], number.address());
+    for orbit in &orbits[..2] {
+        orbit.call(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
+    }
+    let pids: Vec<u32> = orbits.iter().map(|orbit| orbit.pid().unwrap()).collect();
+    // SAFETY: closes what is the library's too, which this is about.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
+    let mut file =
+        std::fs::File::from(rustix::fs::memfd_create("program", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    std::io::Write::write_all(&mut file, b"the program's").unwrap();
+    for place in file.as_raw_fd() + 1..LAST {
+        // SAFETY: nothing but the library's handles names the number, and they lost it.
+        assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), place) }, place);
+    }
+    // Whether calls still work is not said; they return. The area has pages that no mirror has seen.
+    let more = area.allocate(std::alloc::Layout::from_size_align(1 << 20, 4096).unwrap()).unwrap();
+    // SAFETY: the block is the case's own.
+    unsafe { more.cast::<u8>().as_ptr().write_bytes(7, 1 << 20) };
+    for orbit in &orbits {
+        let _ = orbit.call(&Call::new().areas(&areas).arguments(&bytes));
+        let future = orbit.call_async(
+            &Call::new().function(|task| task.send(Scratch::new().data(b"x")).map_or(-1, |()| 1)),
+        );
+        if let Ok(future) = future {
+            let _ = future.receive();
+        }
+    }
+    drop(orbits);
+    drop(area);
+    for place in file.as_raw_fd()..LAST {
+        // SAFETY: asks about a number.
+        assert!(unsafe { libc::fcntl(place, libc::F_GETFD) } >= 0, "number {place} is closed");
+    }
+    file.rewind().unwrap();
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).unwrap();
+    assert_eq!(text, b"the program's");
+    for pid in pids {
+        let gone =
+            || std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z"));
+        orrery_testing::eventually("the orbit's end", gone);
+    }
+}

@@ -67,5 +67,6 @@ orrery_testing::cases![
     endings::a_task_that_becomes_another_program_fails,
     endings::a_task_that_ends_its_thread_fails_at_its_limit,
     endings::a_task_that_closes_all_files_harms_the_orbit_alone,
+    endings::a_main_that_closed_all_files_keeps_those_that_it_opens_then,
     endings::an_update_of_a_task_that_closed_all_files_is_an_error_or_arrives,
 ];
