@@ -1,12 +1,12 @@
 //! The service's disk: the one virtio disk of the guest that has the service, with an ext4 file system.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 const DEVICE: &str = "/dev/vda";
@@ -25,20 +25,30 @@ pub(crate) fn mount_own(timeout: Duration) -> Result<()> {
 /// Waits for the disk and mounts it, which replays its journal, unless it is mounted already.
 pub(crate) fn mount(place: &Path, timeout: Duration) -> Result<PathBuf> {
     let device = PathBuf::from(DEVICE);
-    let deadline = Instant::now() + timeout;
-    while !fs::metadata(&device).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
-        if Instant::now() > deadline {
-            bail!("no disk has appeared within {} s", timeout.as_secs());
-        }
-        sleep(POLL);
-    }
     if is_mounted(place) {
         return Ok(device);
     }
     fs::create_dir_all(place).with_context(|| format!("cannot create {}", place.display()))?;
-    rustix::mount::mount(&device, place, "ext4", MountFlags::empty(), None)
-        .with_context(|| format!("cannot mount {DEVICE} on {}", place.display()))?;
+    until_there(timeout, || rustix::mount::mount(&device, place, "ext4", MountFlags::empty(), None))
+        .with_context(|| {
+            format!("cannot mount {DEVICE} on {} within {} s", place.display(), timeout.as_secs())
+        })?;
     Ok(device)
+}
+
+/// Attempts something with the disk, again and again while that is not there. The kernel makes its node in `/dev` a moment
+/// before the disk can be opened (`ENXIO`).
+fn until_there(
+    timeout: Duration,
+    mut attempt: impl FnMut() -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match attempt() {
+            Err(Errno::NOENT | Errno::NXIO) if Instant::now() < deadline => sleep(POLL),
+            done => return done,
+        }
+    }
 }
 
 fn is_mounted(place: &Path) -> bool {
@@ -52,5 +62,23 @@ pub(crate) fn unmount() -> Result<()> {
         Some(place) if is_mounted(&place) => rustix::mount::unmount(&place, UnmountFlags::empty())
             .with_context(|| format!("cannot unmount {}", place.display())),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_waited_for_until_it_can_be_opened() {
+        let mut outcomes = [Err(Errno::NOENT), Err(Errno::NXIO), Err(Errno::NXIO), Ok(())].into_iter();
+        assert_eq!(until_there(Duration::from_secs(600), || outcomes.next().unwrap()), Ok(()));
+        assert_eq!(outcomes.next(), None);
+    }
+
+    #[test]
+    fn a_disk_that_does_not_come_is_an_error_and_so_is_another_failure() {
+        assert_eq!(until_there(Duration::ZERO, || Err(Errno::NXIO)), Err(Errno::NXIO));
+        assert_eq!(until_there(Duration::from_secs(600), || Err(Errno::INVAL)), Err(Errno::INVAL));
     }
 }
