@@ -23,6 +23,9 @@ pub fn raise(fd: OwnedFd) -> OwnedFd {
 ///
 /// A program may close descriptors that it did not open (close_range(2), as daemons do), and then open files of its own,
 /// which get their numbers. Such a file is neither used nor closed in the place of the one that was here.
+///
+/// Files without an inode of their own share one (eventfds, epolls, timerfds; pidfds before Linux 6.9), so that another of
+/// these under the number is taken for the one that was here.
 #[derive(Debug)]
 pub struct VerifiedFd {
     fd: ManuallyDrop<OwnedFd>,

@@ -94,13 +94,14 @@ fn take_in(state: &mut State, grant: usize, message: Message) -> Option<Passed> 
 /// How many files are kept of one grant that were passed over it and are not taken yet; more are dropped.
 const MAX_PASSED_FILES: usize = 64;
 
+/// Keeps a file that was passed, or that there was no number for it.
 fn store_passed(state: &mut State, grant: usize, file: Option<OwnedFd>) {
     if state.passed_files.iter().filter(|(other, _)| *other == grant).count() < MAX_PASSED_FILES {
         state.passed_files.push((grant, file.map(descriptors::raise)));
     }
 }
 
-/// The next file that was passed over a grant, by the lowest number that is free.
+/// Returns the next file that was passed over a grant, by the lowest number that is free.
 pub(crate) fn take_passed(state: &mut State, grant: usize) -> Option<OwnedFd> {
     if let Some(index) = state.passed_files.iter().position(|(other, _)| *other == grant) {
         let file = state.passed_files.remove(index).1?;
@@ -129,7 +130,7 @@ pub(crate) fn send_marked(socket: &OwnedFd, mark: Id, file: BorrowedFd<'_>) -> r
     send(socket.as_fd(), &mark.0, &[file])
 }
 
-/// The file that was sent with a mark.
+/// Returns the file that was sent with a mark.
 pub(crate) fn take_marked(state: &mut State, mark: Id) -> Option<OwnedFd> {
     accept_all(state);
     let index = state.marked_files.iter().position(|(other, _)| *other == mark)?;

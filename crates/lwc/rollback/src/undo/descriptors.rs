@@ -104,7 +104,7 @@ impl Keepers {
         Ok(())
     }
 
-    /// Returns the state lets go of it; returns whether nobody holds it any more.
+    /// Counts one holder less; returns whether none is left.
     pub(crate) fn unhold(&mut self, fd: i32) -> bool {
         if let Ok(at) = self.held.binary_search(&fd) {
             self.held.remove(at);
