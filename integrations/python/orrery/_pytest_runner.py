@@ -164,7 +164,6 @@ class Runner:
             self.session._setupstate.teardown_exact(None)
         except BaseException as error:
             failure = f"{type(error).__name__}: {error}"
-        _flush()
         frames.send(self.connection, self._frame([], finished=failure))
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
@@ -383,7 +382,6 @@ class Runner:
             os._exit(1)
         if self.caught is not None:
             self.caught.__exit__(None, None, None)
-        _flush()
         try:
             self._send(reports, ended)
             self.sent[0] = _SENT
@@ -414,6 +412,8 @@ class Runner:
         self._send([report])
 
     def _frame(self, reports: list[Any], **more: Any) -> dict[str, Any]:
+        # What was printed so far is to be read before what is reported.
+        _flush()
         warned, self.warnings = self.warnings, []
         serialize = self.config.hook.pytest_report_to_serializable
         return {

@@ -134,8 +134,8 @@ MIXED = {
 @pytest.fixture
 def suite(pytester, monkeypatch):
     """Makes files of tests and runs pytest on them."""
-    # What the pytest around this one says to its children.
-    for name in ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
+    # What the pytest around this one says to its children; and without a buffer, what is never flushed would be printed, too.
+    for name in ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
 
     class Suite:
