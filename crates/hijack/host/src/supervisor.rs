@@ -123,12 +123,13 @@ fn leave(settings: &Settings, report: c_int) {
         for _ in 0..3 {
             libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         }
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        // Before they are unblocked: one that has come already, as by ^C, ends it else.
         for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE] {
             libc::signal(signal, libc::SIG_IGN);
         }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
         let _root = libc::chdir(c"/".as_ptr());
     }
 }

@@ -52,8 +52,7 @@ impl Running {
     }
 
     fn status(&self, field: &str) -> String {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        status.lines().find_map(|line| line.strip_prefix(field)).unwrap().trim().to_owned()
+        status_of(&self.pid(), field)
     }
 }
 
@@ -68,12 +67,28 @@ fn attentive(directory: &tempfile::TempDir) -> PathBuf {
 /// Traces a process for a while, then interrupts the trace.
 fn trace(options: &[&str], pid: &str, time: Duration) -> Output {
     let mut command = Command::new(*ORRERY);
-    command.arg("trace").args(options).args(["-p", pid]);
+    interrupted(command.arg("trace").args(options).args(["-p", pid]), time)
+}
+
+/// Runs a trace for a while, then interrupts it.
+fn interrupted(command: &mut Command, time: Duration) -> Output {
     let trace = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Until then it would be ended by the signal.
+    eventually("the trace awaits signals", || awaits(&trace.id().to_string(), Signal::INT));
     thread::sleep(time);
-    // It may take long to begin, and does not end by that meanwhile.
     let _ = kill_process(Pid::from_child(&trace), Signal::INT);
     trace.wait_with_output().unwrap()
+}
+
+/// Returns whether a process is not ended by a signal: it blocks it, or has ended.
+fn awaits(process: &str, signal: Signal) -> bool {
+    let blocked = u64::from_str_radix(&status_of(process, "SigBlk:"), 16).unwrap();
+    blocked & 1 << (signal.as_raw() - 1) != 0 || status_of(process, "State:").starts_with('Z')
+}
+
+fn status_of(process: &str, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix(field)).unwrap().trim().to_owned()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -114,6 +129,26 @@ fn programs_go_on_as_if_nothing_had_been_attached() {
         assert!(output.status.success(), "{output:?}");
         let error = text(&output.stderr);
         assert!(error.contains(&format!("detached from process {}", program.pid())), "{error}");
+        assert!(!has_executive(&program.pid()));
+    }
+    assert_eq!(program.end(), "right\n");
+}
+
+#[test]
+fn threads_that_do_nothing_but_call_stop_in_time() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("calling");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/calling.c");
+    Compiler::c().flags(["-pthread"]).build(&[source], &path);
+    let program = Running::start(&mut Command::new(path));
+    // Each is about to take a signal then whenever it is looked at.
+    for _ in 0..4 {
+        let output =
+            trace(&["-c", "--no-patch", "-e", "getppid"], &program.pid(), Duration::from_millis(300));
+        assert!(output.status.success(), "{output:?}");
         assert!(!has_executive(&program.pid()));
     }
     assert_eq!(program.end(), "right\n");
@@ -280,11 +315,7 @@ fn ordinary_users_attach_to_their_own_processes_only() {
     assert!(output.status.success() && text(&output.stdout).is_empty(), "{output:?}");
     assert!(text(&output.stderr).contains("getppid"), "{output:?}");
     let Some(mut command) = as_other_user(&orrery) else { return };
-    command.args(["trace", "-c", "-p", &program.pid()]).stdin(Stdio::null()).stderr(Stdio::piped());
-    let own = command.spawn().unwrap();
-    thread::sleep(Duration::from_millis(500));
-    kill_process(Pid::from_child(&own), Signal::INT).unwrap();
-    let output = own.wait_with_output().unwrap();
+    let output = interrupted(command.args(["trace", "-c", "-p", &program.pid()]), Duration::from_millis(500));
     assert!(output.status.success() && text(&output.stderr).contains("getppid"), "{output:?}");
     assert_eq!(program.end(), "right\n");
 }

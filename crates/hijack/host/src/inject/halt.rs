@@ -174,19 +174,26 @@ fn wait_for_halt(tracee: &Tracee, deadline: Instant) -> Result<Option<()>, Refus
 
 /// Waits for a thread that was interrupted, and that has taken the signal of a call that is dispatched: the kernel stops it before it
 /// delivers one, when the call is not made any more, and its handler has not begun.
+///
+/// One that is interrupted again where it stands stops there once more, and takes no signal in between (ptrace(2), `PTRACE_INTERRUPT`; the
+/// kernel looks for stops before it looks for signals). So it is let go without, stops at the signal, and is interrupted there.
 fn wait_for_halt_at_rest(tracee: &Tracee, deadline: Instant) -> Result<Option<()>, Refusal> {
-    loop {
-        let halted = wait_for_halt(tracee, deadline)?;
-        if halted.is_none() || !has_signal(tracee) {
-            return Ok(halted);
-        }
-        if Instant::now() >= deadline {
-            return Err(Refusal::Busy(tracee.pid()));
-        }
-        // Interrupted as it stands, it stops once more behind the signal.
-        tracee.interrupt()?;
+    let mut halted = wait_for_halt(tracee, deadline)?;
+    while halted.is_some() && has_signal(tracee) {
         tracee.resume(0);
+        let signal = match tracee.wait_until(deadline) {
+            Some(Stop::Signal(signal)) => signal,
+            Some(Stop::Other | Stop::Call | Stop::Exec) => 0,
+            Some(Stop::Group) => return Err(Refusal::Stopped(tracee.pid())),
+            Some(Stop::Gone) => return Ok(None),
+            None => return Err(Refusal::Busy(tracee.pid())),
+        };
+        // One that ends meanwhile is noticed below.
+        let _ended = tracee.interrupt();
+        tracee.resume(signal);
+        halted = wait_for_halt(tracee, deadline)?;
     }
+    Ok(halted)
 }
 
 /// Returns whether a thread is about to take a SIGSYS.
