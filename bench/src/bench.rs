@@ -12,9 +12,10 @@ use crate::contender::Contender;
 use crate::group::{Entry, Group, Quantity};
 use crate::options::{Options, Pin};
 use crate::process::{Worker, serve};
-use crate::report::{Record, Report};
+use crate::report::Report;
 use crate::round::{Comparison, measure};
-use crate::statistics::{interquartile_range, median};
+use orrery_report::record::Record;
+use orrery_report::statistics::{interquartile_range, median};
 
 /// A benchmark: its name, its options, and the groups it is made of.
 pub struct Bench {

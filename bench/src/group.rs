@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::contender::{Contender, Sample};
-use crate::statistics::percentile;
+use orrery_report::statistics::percentile;
 
 /// The unit of a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

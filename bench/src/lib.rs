@@ -3,7 +3,7 @@
 //! A number means something only beside what its reader would otherwise use. So everything here is a comparison: a
 //! [`Group`] puts *ours* beside its rivals, each a [`Contender`]; a [`Case`] is one thing that all of them do; and
 //! [`Bench::run`] measures them interleaved in one run, prints a table and leaves `target/bench/NAME.json`, which
-//! [`promise`] compares with `bench/promises.toml`.
+//! [`promise`](orrery_report::promise) compares with `bench/promises.toml`.
 //!
 //! ```no_run
 //! use orrery_bench::{Bench, Case, Group, Unit, batched};
@@ -42,12 +42,10 @@ pub mod machine;
 pub mod ours;
 pub mod packets;
 pub mod pairs;
-pub mod promise;
 pub mod report;
 pub mod resp;
 pub mod rival;
 pub mod script;
-pub mod statistics;
 pub mod tls;
 pub mod working_set;
 

@@ -17,13 +17,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use orrery_bench::report::{Record, Report};
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Pin, Skipped};
 use orrery_manager::PrivateManager;
 use orrery_manager::client::Client;
 use orrery_manager::experiment::{Bursts, HOG_PRIORITY, Measured, PROGRAMS, Spinner, Watched, observe};
 use orrery_manager::join::{Joined, Joining, join};
 use orrery_manager::protocol::{Reply, Request};
+use orrery_report::record::Record;
 use orrery_sys::scheduling::{self, Policy, Scheduling, process_cpu_time, thread_cpu_time};
 
 const NAME: &str = "hijack-cpu";

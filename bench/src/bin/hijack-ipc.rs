@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use orrery_bench::rival::{Between, By, HandOff};
 use orrery_bench::working_set::WorkingSet;
-use orrery_bench::{Bench, Case, Contender, Group, Pin, Sample, Unit, machine, report, serve};
+use orrery_bench::{Bench, Case, Contender, Group, Pin, Sample, Unit, machine, serve};
 use orrery_hijack::{Hijack, Policy};
+use orrery_report::record;
 
 /// The argument with which this program serves in a tracee.
 const INSIDE: &str = "inside";
@@ -135,7 +136,7 @@ impl Contender for Trips {
 }
 
 fn print_cycles() {
-    let records = machine::record_file("hijack-ipc").and_then(|path| report::read(&path));
+    let records = machine::record_file("hijack-ipc").and_then(|path| record::read(&path));
     let Ok(records) = records else { return };
     let frequency = cycles_per_nanosecond();
     println!("\nRound trips without pages, in cycles of {frequency:.2} GHz, and what the slides have:");

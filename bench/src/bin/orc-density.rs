@@ -24,9 +24,10 @@ use orrery_bench::copies::{
     relocated, terminate_with_parent,
 };
 use orrery_bench::ffmpeg::{FFMPEG, encode};
-use orrery_bench::report::{Record, Report, write_json};
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped, machine};
-use serde::Serialize;
+use orrery_report::record::{Record, write_json};
+use orrery_report::series::{Density, DensityPoint};
 
 const PYTHON: &str = "/usr/bin/python3";
 /// What Python loads, and then waits.
@@ -236,21 +237,6 @@ fn density(counts: &[usize], report: &mut Report) -> Result<()> {
 }
 
 /// A measurement at one time.
-#[derive(Serialize)]
-struct Point {
-    second: f64,
-    memory_mib: f64,
-    frames_per_second: f64,
-    frames_per_processor_second: f64,
-}
-
-#[derive(Serialize)]
-struct Series {
-    contender: &'static str,
-    copies: usize,
-    points: Vec<Point>,
-}
-
 /// Starts ffmpeg, whose frames are counted.
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     // For ever.
@@ -276,7 +262,7 @@ fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     Ok(child)
 }
 
-fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Series> {
+fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Density> {
     let frames = Arc::new(AtomicU64::new(0));
     let copies = Copies::start(trees, way, count, |command| film(command, &frames))?;
     let mut points = Vec::new();
@@ -292,14 +278,14 @@ fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Series> 
         let (rate, of_processor) = (done / last.elapsed().as_secs_f64(), done / (have - had).max(0.01));
         (last, counted, had) = (Instant::now(), now, have);
         let memory = mib(copies.everything()?);
-        points.push(Point {
+        points.push(DensityPoint {
             second: begin.elapsed().as_secs_f64(),
             memory_mib: memory,
             frames_per_second: rate,
             frames_per_processor_second: of_processor,
         });
     }
-    Ok(Series { contender: way.name(), copies: count, points })
+    Ok(Density { contender: way.name().to_owned(), copies: count, points })
 }
 
 /// Measures memory and throughput over time, for numbers of copies, ways and seconds.
@@ -315,7 +301,7 @@ fn over_time(plan: &[(usize, &[Way], u64)], report: &mut Report) -> Result<()> {
         }
         let of_count: Vec<_> = all.iter().filter(|series| series.copies == count).collect();
         #[expect(clippy::cast_precision_loss, reason = "some seconds")]
-        let summary = |series: &Series| {
+        let summary = |series: &Density| {
             let last = series.points.last().map_or(0.0, |point| point.memory_mib);
             let rates = series.points.iter().map(|point| point.frames_per_processor_second);
             (last, rates.sum::<f64>() / series.points.len().max(1) as f64)
@@ -326,7 +312,7 @@ fn over_time(plan: &[(usize, &[Way], u64)], report: &mut Report) -> Result<()> {
         let (our_memory, our_rate) = summary(ours);
         for series in of_count.iter().filter(|series| series.contender != Way::OrcDisk.name()) {
             let (memory, rate) = summary(series);
-            let (case, rival) = (format!("ffmpeg/{count} copies"), series.contender);
+            let (case, rival) = (format!("ffmpeg/{count} copies"), series.contender.as_str());
             report.records.push(record(format!("{case}/memory"), "MiB", our_memory, (rival, memory)));
             report.records.push(record(format!("{case}/frames"), "1/s of CPU", our_rate, (rival, rate)));
         }

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use orrery_bench::copies::{Running, Store};
 use orrery_bench::ffmpeg::{FFMPEG, encode};
-use orrery_bench::report::{Record, Report};
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped, machine};
+use orrery_report::record::Record;
 
 /// Compiles and runs scripts, in an engine of 30 MiB of code.
 const SCRIPT: &str = "const vm = require('vm'), zlib = require('zlib'); let text = ''; \

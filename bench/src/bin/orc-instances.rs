@@ -15,9 +15,10 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use orrery_bench::instances::fresh::{self, Taken, Way};
 use orrery_bench::instances::sqlite::{Sqlite, Statement};
-use orrery_bench::report::{Record, Report};
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped};
 use orrery_orc_instance::{Instance, Library};
+use orrery_report::record::Record;
 use orrery_sys::scheduling::thread_cpu_time;
 use orrery_testing::cls;
 

@@ -12,11 +12,12 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use orrery_bench::pairs::rivals::{self, PORT, Waited};
 use orrery_bench::pairs::{Client, PairSpec, Rescue, Running};
-use orrery_bench::report::{Record, Report, write_json};
-use orrery_bench::statistics::median;
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped, machine};
 use orrery_orthros_host::Fault;
-use serde::Serialize;
+use orrery_report::record::{Record, write_json};
+use orrery_report::series::Failover;
+use orrery_report::statistics::median;
 
 /// Parts of a failover, as they follow each other.
 const STEPS: [&str; 9] =
@@ -78,18 +79,6 @@ impl Load {
     }
 }
 
-/// The waits of a client at deaths of one kind, in milliseconds: medians, with the parts of each.
-#[derive(Serialize)]
-struct Point {
-    case: String,
-    noticed: f64,
-    steps: Vec<(String, f64)>,
-    /// What is left of the wait when the service runs again: the client's own TCP, and the answer.
-    answer: f64,
-    waited: f64,
-    all: Vec<f64>,
-}
-
 /// Makes one kernel die, and returns how long the client waited, in milliseconds.
 fn die(load: Load, fault: Fault) -> Result<(Rescue, f64)> {
     let (mut running, mut client) = load.start()?;
@@ -106,7 +95,7 @@ fn die(load: Load, fault: Fault) -> Result<(Rescue, f64)> {
     Ok((rescue, waited * 1e3))
 }
 
-fn measure(load: Load, fault: Fault, runs: usize) -> Result<Point> {
+fn measure(load: Load, fault: Fault, runs: usize) -> Result<Failover> {
     let deaths = (0..runs).map(|_| die(load, fault)).collect::<Result<Vec<_>>>()?;
     let of = |part: &dyn Fn(&Rescue) -> f64| {
         median(&deaths.iter().map(|(it, _)| part(it) * 1e3).collect::<Vec<_>>())
@@ -117,7 +106,7 @@ fn measure(load: Load, fault: Fault, runs: usize) -> Result<Point> {
     let (waited, noticed) = (median(&all), of(&|rescue| rescue.noticed));
     let answer = (waited - noticed - of(&|rescue| rescue.failover.seconds)).max(0.0);
     let case = if fault == Fault::Panic { load.name() } else { format!("{}/{}", load.name(), fault.name()) };
-    Ok(Point { case, noticed, steps, answer, waited, all })
+    Ok(Failover { case, noticed, steps, answer, waited, all })
 }
 
 /// An alternative to a pair.
@@ -138,7 +127,7 @@ fn record(case: &str, ours: f64, runs: usize, rival: (&str, f64)) -> Record {
 }
 
 /// Formats the parts of each wait.
-fn table(points: &[Point]) -> Table {
+fn table(points: &[Failover]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
     let head = ["case", "noticed"].into_iter().chain(STEPS).chain(["answer", "client waited"]);

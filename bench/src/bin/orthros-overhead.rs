@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use orrery_bench::pairs::{LineClient, PairSpec, Running};
-use orrery_bench::report::{Record, Report};
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped};
+use orrery_report::record::Record;
 use rustix::process::{Pid, Signal, kill_process};
 
 const PORT: u16 = 6379;

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use orrery_bench::pairs::{Client, LineClient, PairSpec, Running, clients};
-use orrery_bench::report::{Record, Report};
+use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped};
 use orrery_orthros_host::{Fault, command};
+use orrery_report::record::Record;
 use orrery_testing::mariadb;
 
 const REDIS: [&str; 9] =

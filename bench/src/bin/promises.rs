@@ -12,8 +12,9 @@ use clap::Parser;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use orrery_bench::machine;
-use orrery_bench::promise::{Promise, Verdict, parse};
-use orrery_bench::report::{self, Record};
+use orrery_report::measurement::HEADER;
+use orrery_report::promise::{Promise, Verdict, parse};
+use orrery_report::record::{self, Record};
 
 /// Prints for each row of bench/promises.toml whether it holds
 ///
@@ -110,7 +111,7 @@ fn fresh_records(bench: &str) -> Result<Vec<Record>> {
             println!("benchmark {bench}: {status}");
         }
     }
-    if is_fresh() { report::read(&path) } else { Ok(Vec::new()) }
+    if is_fresh() { record::read(&path) } else { Ok(Vec::new()) }
 }
 
 fn changed(path: &Path) -> Option<SystemTime> {
@@ -148,7 +149,7 @@ fn document(rows: &[Row], summary: &str) -> Result<String> {
     };
     let mut text = format!(
         "# Measurements of {}\n\n- State: {state}\n- Processor: {} CPUs, {}\n- Kernel: Linux {}\n- Runs: {kind}\n- Result: {summary}\n\n\
-         | row of bench/promises.toml | bound | measured | verdict |\n|---|---|---|---|\n",
+         {HEADER}\n|---|---|---|---|\n",
         output_of("date", &["-u", "+%Y-%m-%d"])?,
         models.len(),
         models.first().unwrap_or(&"unknown"),

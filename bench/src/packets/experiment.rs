@@ -172,7 +172,10 @@ fn outcome(mut task: Killed) -> Result<Outcome> {
     #[expect(clippy::cast_precision_loss, reason = "at most 30,000")]
     let lost: Vec<f64> = windows.iter().map(|window| window.lost as f64).collect();
     let jitter: Vec<f64> = windows.iter().map(|window| window.jitter / 1e3).collect();
-    Ok(Outcome { lost: crate::statistics::median(&lost), jitter: crate::statistics::median(&jitter) })
+    Ok(Outcome {
+        lost: orrery_report::statistics::median(&lost),
+        jitter: orrery_report::statistics::median(&jitter),
+    })
 }
 
 /// Returns how many rounds of computing take [`WORK`].

@@ -14,6 +14,7 @@ mod orc;
 mod orthros;
 mod pipes;
 mod repeat;
+mod report;
 mod run;
 mod status;
 mod top;
@@ -55,6 +56,7 @@ enum Command {
     Orbits(orbits::Arguments),
     Orc(orc::Arguments),
     Orthros(orthros::Arguments),
+    Report(report::Arguments),
     Run(run::Arguments),
     Status(status::Arguments),
     Top(top::Arguments),
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Orc(arguments) => orc::run(&arguments),
         Command::Orthros(arguments) => orthros::run(&arguments),
+        Command::Report(arguments) => report::run(arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),

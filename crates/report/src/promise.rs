@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::report::Record;
+use crate::record::Record;
 
 /// One row: what a benchmark's case must show.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -69,14 +69,25 @@ impl fmt::Display for Bound {
 impl Bound {
     /// Returns a measured value with the bound's unit.
     pub fn amount(&self, value: f64) -> String {
-        format!("{}{}{}", crate::report::significant(value), self.space(), self.unit)
+        format!("{}{}{}", crate::record::significant(value), self.space(), self.unit)
+    }
+
+    /// Returns the number of the bound, in its unit.
+    pub fn value(&self) -> f64 {
+        self.value
+    }
+
+    /// Returns the bound's unit: `x` for a ratio, else %, ns, us, ms, 1/s or KiB.
+    pub fn unit(&self) -> &str {
+        &self.unit
     }
 
     fn space(&self) -> &'static str {
         if ["x", "%"].contains(&self.unit.as_str()) { "" } else { " " }
     }
 
-    fn holds(&self, value: f64) -> bool {
+    /// Returns whether a value, in the bound's unit, is within it.
+    pub fn holds(&self, value: f64) -> bool {
         if self.at_least { value >= self.value } else { value <= self.value }
     }
 }
@@ -147,7 +158,10 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::machine::source_root;
+
+    fn source_root() -> &'static std::path::Path {
+        std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+    }
 
     fn row(id: &str, rival: &str, bound: &str) -> String {
         let rival = if rival.is_empty() { String::new() } else { format!("rival = {rival:?}\n") };
