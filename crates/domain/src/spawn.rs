@@ -188,7 +188,8 @@ impl Domain {
             .and_then(VerifiedFd::new)
             .map_err(|e| Error::system("eventfd", 0, e))?;
         let prepare_watcher = |mark| {
-            let mut watcher = Watcher::prepare(main.unverified().as_raw_fd(), mark)?;
+            // SAFETY: the mark is null, or in the channel's memory, which is shared with the domain and never unmapped there.
+            let mut watcher = unsafe { Watcher::prepare(main.unverified().as_raw_fd(), mark)? };
             let source = EventSource {
                 fd: ending.unverified().as_raw_fd(),
                 on_readable: end_process,

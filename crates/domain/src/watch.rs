@@ -78,12 +78,14 @@ unsafe impl Send for Watcher {}
 unsafe impl Sync for Watcher {}
 
 impl Watcher {
-    /// Makes room for its stack. `main` is main's pidfd; `mark` a word in shared memory or null. Both must stay valid
-    /// in the child.
+    /// Makes room for its stack. `main` is main's pidfd, which must stay open in the child; one that is closed there ends the domain.
+    ///
+    /// # Safety
+    /// `mark` is null, or a word that stays mapped, in the child, for as long as the domain lives: the kernel writes to it.
     ///
     /// # Errors
     /// [`Error::System`]: out of memory or address space.
-    pub fn prepare(main: RawFd, mark: *const AtomicU32) -> Result<Self> {
+    pub unsafe fn prepare(main: RawFd, mark: *const AtomicU32) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping replaces no mapping.
         let stack = unsafe {
@@ -318,7 +320,9 @@ mod tests {
         let page = unsafe {
             rustix::mm::mmap_anonymous(core::ptr::null_mut(), PAGE, protection, MapFlags::PRIVATE).unwrap()
         };
-        let watcher = Watcher::prepare(std::os::fd::AsRawFd::as_raw_fd(&main), core::ptr::null()).unwrap();
+        // SAFETY: there is no mark.
+        let watcher =
+            unsafe { Watcher::prepare(std::os::fd::AsRawFd::as_raw_fd(&main), core::ptr::null()) }.unwrap();
         // SAFETY: fresh memory with room for it, which is page-aligned.
         unsafe { page.cast::<Watcher>().write(watcher) };
         for round in 0..200 {

@@ -405,8 +405,9 @@ fn live_as_twin<K: VaultService>(
     // that is dead by now needs no twin.
     let client = client.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose()?;
     let heard = line.twin().heard();
-    let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(socket).as_raw_fd(), line.mark())
-        .map_err(|_| Errno::NOMEM)?;
+    // SAFETY: the mark is in the line's memory, which this process keeps until it ends.
+    let watcher = unsafe { Watcher::prepare(client.as_ref().unwrap_or(socket).as_raw_fd(), line.mark()) };
+    let mut watcher = watcher.map_err(|_| Errno::NOMEM)?;
     let source =
         EventSource { fd: socket.as_raw_fd(), on_readable: leave, with: std::ptr::null(), on_idle: None };
     // SAFETY: `leave` makes one system call and does not return.

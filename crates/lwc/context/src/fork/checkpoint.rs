@@ -163,7 +163,8 @@ fn set_up(state: &mut Held) -> Result<()> {
             lifetime.add(&grant.socket, slot)?;
         }
     }
-    let mut watcher = Watcher::prepare(state.main, std::ptr::null())?;
+    // SAFETY: there is no mark.
+    let mut watcher = unsafe { Watcher::prepare(state.main, std::ptr::null())? };
     // SAFETY: as for a new context.
     unsafe { watcher.listen(lifetime.event_source()) };
     start(watcher, lifetime)
@@ -185,7 +186,9 @@ fn take_over(state: &mut Held) -> Result<()> {
     }
     let place = state.place();
     // A second watcher, by which the kernel marks our death; the first one has nothing to mark.
-    let marker = Box::leak(Box::new(Watcher::prepare(state.main, place.face.mark())?));
+    // SAFETY: the mark is in the program's shared pages, which contexts never unmap.
+    let marker = unsafe { Watcher::prepare(state.main, place.face.mark())? };
+    let marker = Box::leak(Box::new(marker));
     marker.start().map_err(|e| crate::Error::system("start a watcher", 0, e))?;
     place.thread.store(own_thread(), SeqCst);
     Ok(())

@@ -202,7 +202,8 @@ fn become_double(
             lifetime.add(&grant.socket, slot)?;
         }
     }
-    let mut watcher = Watcher::prepare(state.main, place.face.mark())?;
+    // SAFETY: the mark is in the program's shared pages, which contexts never unmap.
+    let mut watcher = unsafe { Watcher::prepare(state.main, place.face.mark())? };
     // SAFETY: as for a new context.
     unsafe { watcher.listen(lifetime.event_source()) };
     let watcher = Box::leak(Box::new(watcher));

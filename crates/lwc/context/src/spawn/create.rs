@@ -213,7 +213,8 @@ fn prepare(state: &State) -> Result<Ends> {
     let parent = socket::pair()?;
     let context_slot = state.program.reserve(state.logical_thread)?;
     let mark = state.program.place(state.logical_thread, context_slot).face.mark();
-    match Watcher::prepare(state.main, mark) {
+    // SAFETY: the mark is in the program's shared pages, which contexts never unmap.
+    match unsafe { Watcher::prepare(state.main, mark) } {
         Ok(watcher) => Ok(Ends { link, context_slot, child, parent, watcher }),
         Err(error) => {
             state.program.vacate(context_slot);
