@@ -59,7 +59,8 @@ pub struct ContextCall {
 /// Creates a context; returns in the creator, and in the context when somebody switches to it.
 ///
 /// # Safety
-/// `specs` names `count` specifications or is null with 0; what they share or unmap is the caller's to share or unmap.
+/// `specs` names `count` specifications, which nobody changes meanwhile, or is null with 0; what they share
+/// or unmap is the caller's to share or unmap.
 /// `caller` and `args` are null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_create(
@@ -72,7 +73,8 @@ pub unsafe extern "C" fn orrery_context_create(
     if caller.is_null() || args.is_null() {
         return error::fail(invalid("orrery_context_create", 0));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `specs` is null with 0 or names `count` specifications that stay as they are for this call
+    // (# Safety).
     let created = unsafe { list(specs, count) }.and_then(|specs| {
         // SAFETY: the specifications and the options are valid by the contract of this function.
         let spec = unsafe { specification(specs, options) }?;
@@ -80,7 +82,7 @@ pub unsafe extern "C" fn orrery_context_create(
     });
     match created {
         Ok(Created::Creator(context)) => {
-            // SAFETY: checked above, and the caller's promise.
+            // SAFETY: `caller` was checked against null above, and so is valid for a write (# Safety).
             unsafe { caller.write(-1) };
             context.descriptor()
         }
@@ -104,7 +106,7 @@ pub unsafe extern "C" fn orrery_context_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_switch(target: c_int, args: u64, result: *mut u64) -> c_int {
     let outcome = named(target).and_then(|context| context.switch(args, &[]));
-    // SAFETY: the caller's promise.
+    // SAFETY: `result` is null or valid for a write (# Safety).
     unsafe { finish(outcome, result) }
 }
 
@@ -127,14 +129,15 @@ pub unsafe extern "C" fn orrery_context_switch_bytes(
     let bytes = if length == 0 {
         &[]
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `length` is not 0, so `bytes` is not null (checked above); it names `length` bytes
+        // (# Safety), which are no more than `isize::MAX`.
         unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), length) }
     };
     let outcome = named(target).and_then(|context| match limit {
         0 => context.switch(args, bytes),
         limit => context.switch_within(args, bytes, Duration::from_millis(limit.into())),
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: `result` is null or valid for a write (# Safety).
     unsafe { finish(outcome, result) }
 }
 
@@ -146,7 +149,8 @@ pub unsafe extern "C" fn orrery_context_switch_bytes(
 pub unsafe extern "C" fn orrery_context_received(buffer: *mut c_void, room: usize) -> usize {
     RECEIVED.with_borrow(|received| {
         if !buffer.is_null() {
-            // SAFETY: no more than fits, and the caller's promise.
+            // SAFETY: `length` is at most `room`, for which `buffer` is valid (# Safety), and `received` is
+            // this library's own memory, which the buffer does not overlap.
             unsafe {
                 let length = received.len().min(room);
                 core::ptr::copy_nonoverlapping(received.as_ptr(), buffer.cast(), length);
@@ -159,14 +163,15 @@ pub unsafe extern "C" fn orrery_context_received(buffer: *mut c_void, room: usiz
 /// Narrows what a descriptor allows.
 ///
 /// # Safety
-/// `specs` names `count` specifications or is null with 0.
+/// `specs` names `count` specifications, which nobody changes meanwhile, or is null with 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_restrict(
     target: c_int,
     specs: *const ContextSpec,
     count: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `specs` is null with 0 or names `count` specifications that stay as they are for this call
+    // (# Safety).
     let outcome = unsafe { list(specs, count) }.and_then(|specs| {
         let keep = specs.iter().try_fold(Rights::none(), |rights, spec| match spec.kind {
             VM => rights.memory(spec.start, bytes_of(spec)),
@@ -182,14 +187,16 @@ pub unsafe extern "C" fn orrery_context_restrict(
 /// Maps memory of another context, or removes it again.
 ///
 /// # Safety
-/// `specs` names `count` specifications or is null with 0; the memory that they name is the caller's to give up.
+/// `specs` names `count` specifications, which nobody changes meanwhile, or is null with 0; the memory and
+/// the descriptors that they name are the caller's to give up, and not in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_overlay(
     target: c_int,
     specs: *const ContextSpec,
     count: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `specs` is null with 0 or names `count` specifications that stay as they are for this call
+    // (# Safety).
     let outcome = unsafe { list(specs, count) }.and_then(|specs| {
         let known = |spec: &ContextSpec| match spec.kind {
             VM => [COW, SHARE, UNMAP].contains(&spec.how),
@@ -203,11 +210,13 @@ pub unsafe extern "C" fn orrery_context_overlay(
         specs.iter().try_for_each(|spec| {
             if spec.kind == FD {
                 let (first, last) = numbers(spec)?;
-                // SAFETY: the caller's promise.
+                // SAFETY: the descriptors that the specifications name are the caller's to give up
+                // (# Safety).
                 return (first..=last).try_for_each(|number| unsafe { context.overlay_descriptor(number) });
             }
             let start = core::ptr::with_exposed_provenance(spec.start);
-            // SAFETY: the caller's promise.
+            // SAFETY: the memory that the specifications name is the caller's to give up and is not in use
+            // (# Safety).
             unsafe {
                 match spec.how {
                     COW => context.overlay(start, bytes_of(spec), Overlay::Copy),
@@ -228,7 +237,7 @@ pub unsafe extern "C" fn orrery_context_overlay(
 pub unsafe extern "C" fn orrery_context_trapped_call(call: *mut ContextCall) -> c_int {
     let Some(called) = CALLED.get() else { return 0 };
     if !call.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `call` was checked against null, and so is valid for a write (# Safety).
         unsafe { call.write(ContextCall { number: c_long::from(called.number), args: called.arguments }) };
     }
     1
@@ -241,14 +250,15 @@ pub unsafe extern "C" fn orrery_context_trapped_call(call: *mut ContextCall) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_proceed(target: c_int, result: *mut u64) -> c_int {
     let outcome = named(target).and_then(Context::proceed);
-    // SAFETY: the caller's promise.
+    // SAFETY: `result` is null or valid for a write (# Safety).
     unsafe { finish(outcome, result) }
 }
 
 /// Makes a system call for another context.
 ///
 /// # Safety
-/// `args` names six values. The call may do to either context whatever such a call can do.
+/// `args` is null or names six values; `result` is null or valid for a write. The call may do to either context
+/// whatever such a call can do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_syscall(
     target: c_int,
@@ -262,7 +272,8 @@ pub unsafe extern "C" fn orrery_context_syscall(
         Ok(number) if !args.is_null() && !result.is_null() && mask & !known == 0 => {
             let has = |kind: c_int| mask & 1 << kind != 0;
             let own = FromCaller { memory: has(VM), descriptors: has(FD), credentials: has(CRED) };
-            // SAFETY: checked, and the caller's promise.
+            // SAFETY: `args` and `result` were checked against null, so they lead to six values and to room
+            // for one (# Safety); what the call does to either context is the caller's to decide (# Safety).
             unsafe {
                 let arguments = args.cast::<[u64; 6]>().read_unaligned();
                 named(target)
@@ -278,7 +289,7 @@ pub unsafe extern "C" fn orrery_context_syscall(
 /// Copies memory of a context that is trapped by this one.
 ///
 /// # Safety
-/// `buffer` is valid for `length` bytes.
+/// `buffer` is null or valid for `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_copy_in(
     target: c_int,
@@ -289,7 +300,8 @@ pub unsafe extern "C" fn orrery_context_copy_in(
     if buffer.is_null() || length > isize::MAX.unsigned_abs() {
         return error::fail(invalid("orrery_context_copy_in", length)) as isize;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `buffer` was checked against null, so it is valid for `length` bytes (# Safety), which are no
+    // more than `isize::MAX`.
     let buffer = unsafe { core::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
     let outcome = named(target).and_then(|context| context.copy_in(address, buffer));
     outcome.map_or_else(|error| error::fail(error) as isize, usize::cast_signed)
@@ -298,7 +310,7 @@ pub unsafe extern "C" fn orrery_context_copy_in(
 /// Writes into memory of a context that is trapped by this one.
 ///
 /// # Safety
-/// `bytes` names `length` bytes, and the context does not mind.
+/// `bytes` is null or names `length` bytes, and the context does not mind that they are written there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_copy_out(
     target: c_int,
@@ -309,7 +321,8 @@ pub unsafe extern "C" fn orrery_context_copy_out(
     if bytes.is_null() || length > isize::MAX.unsigned_abs() {
         return error::fail(invalid("orrery_context_copy_out", length));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `bytes` was checked against null, so it names `length` bytes (# Safety), which are no more than
+    // `isize::MAX`; the context does not mind that they are written there (# Safety).
     let outcome = unsafe {
         let bytes = core::slice::from_raw_parts(bytes.cast::<u8>(), length);
         named(target).and_then(|context| context.copy_out(address, bytes))
@@ -320,7 +333,7 @@ pub unsafe extern "C" fn orrery_context_copy_out(
 /// Copies a path of a context that is trapped by this one.
 ///
 /// # Safety
-/// `path` is valid for `room` bytes.
+/// `path` is null or valid for `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_copy_path(
     target: c_int,
@@ -334,7 +347,8 @@ pub unsafe extern "C" fn orrery_context_copy_path(
         if path.is_null() || bytes.len() > room {
             return Err(Error::TooLong { bytes: bytes.len(), room });
         }
-        // SAFETY: it fits, and the caller's promise.
+        // SAFETY: `path` was checked against null and is valid for `room` bytes (# Safety), of which the text
+        // takes no more.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), path.cast(), bytes.len()) };
         Ok(())
     });
@@ -368,7 +382,8 @@ pub extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
 /// As for fork(2) in a program with other threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_context_fork() -> libc::pid_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: the child needs nothing that another thread may have held at the fork, as with fork(2)
+    // (# Safety).
     match unsafe { context::fork() } {
         Ok(Forked::Child) => 0,
         Ok(Forked::Parent(pid)) => libc::pid_t::try_from(pid).unwrap_or(-1),
@@ -395,7 +410,7 @@ unsafe fn finish(outcome: Result<Arrival>, result: *mut u64) -> c_int {
     match outcome {
         Ok(arrival) => {
             if !result.is_null() {
-                // SAFETY: the caller's promise.
+                // SAFETY: `result` was checked against null, and so is valid for a write (# Safety).
                 unsafe { result.write(arrival.word) };
             }
             arrived(arrival)
@@ -410,7 +425,8 @@ unsafe fn list<'a>(specs: *const ContextSpec, count: usize) -> Result<&'a [Conte
     match (specs.is_null(), count) {
         (_, 0) => Ok(&[]),
         (false, 1..=65_536) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `specs` is not null, so it names `count` specifications that stay (# Safety), and
+            // 65,536 of them are far below `isize::MAX` bytes.
             Ok(unsafe { core::slice::from_raw_parts(specs, count) })
         }
         _ => Err(invalid("a list of specifications", count)),
@@ -442,9 +458,9 @@ unsafe fn specification(specs: &[ContextSpec], options: c_uint) -> Result<Spec> 
             VM => {
                 let start = core::ptr::with_exposed_provenance(one.start);
                 spec = match one.how & !MAY_ACCESS {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: what the specification shares is the caller's to share (# Safety).
                     SHARE => unsafe { spec.share(start, bytes_of(one)) },
-                    // SAFETY: the caller's promise.
+                    // SAFETY: what the specification unmaps is the caller's to unmap (# Safety).
                     UNMAP => unsafe { spec.unmap(start, bytes_of(one)) },
                     COW => spec,
                     0 if one.how != 0 => spec,

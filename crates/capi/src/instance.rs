@@ -69,7 +69,7 @@ fn give<T, H>(result: Result<T, Error>, handle: impl FnOnce(T) -> H) -> *mut H {
 /// # Safety
 /// `handle` is null or was made by this library and not destroyed.
 unsafe fn borrow<'a, H>(handle: *const H, what: &str) -> Option<&'a H> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `handle` is null or leads to what `give` made, which lives until it is destroyed (# Safety).
     let handle = unsafe { handle.as_ref() };
     if handle.is_none() {
         missing(what);
@@ -80,7 +80,8 @@ unsafe fn borrow<'a, H>(handle: *const H, what: &str) -> Option<&'a H> {
 /// # Safety
 /// As [`borrow`], and no other call uses the instance.
 unsafe fn borrow_alone<'a>(instance: *mut InstanceHandle) -> Option<&'a mut Instance> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or leads to what `give` made and is not destroyed, and no other call uses it
+    // (# Safety).
     let handle = unsafe { instance.as_mut() };
     if handle.is_none() {
         missing("an instance");
@@ -95,20 +96,21 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Option<&'a CStr> {
         missing(what);
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `text` was checked against null, and so is a C string that stays for this call (# Safety).
     Some(unsafe { CStr::from_ptr(text) })
 }
 
 /// Implements `orrery_instance_load` of `orrery/instance.h`.
 ///
 /// # Safety
-/// `path` is a C string; `options` is null or leads to a structure that begins with its size.
+/// `path` is null or a C string; `options` is null or leads to a structure that begins with its size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_load(
     path: *const c_char,
     given: *const InstanceOptions,
 ) -> *mut LibraryHandle {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` is null or a C string, and `options` is null or leads to a structure that begins with
+    // its size (# Safety); `InstanceOptions` consists of integers.
     let (path, given) = unsafe { (text(path, "a path"), options::read(given, DEFAULTS)) };
     let Some(path) = path else { return null_mut() };
     let given = match given {
@@ -153,7 +155,8 @@ pub unsafe extern "C" fn orrery_instance_symbol(
     library: *const LibraryHandle,
     name: *const c_char,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: `library` is null or was given by this library and not closed, and `name` is null or a C string
+    // (# Safety).
     let (Some(library), Some(name)) = (unsafe { (borrow(library, "a library"), text(name, "a name")) })
     else {
         return null_mut();
@@ -167,7 +170,7 @@ pub unsafe extern "C" fn orrery_instance_symbol(
 /// As for [`orrery_instance_symbol`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_state_size(library: *const LibraryHandle) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `library` is null or was given by this library and not closed (# Safety).
     unsafe { library.as_ref() }.map_or(0, |library| library.0.state_len())
 }
 
@@ -177,7 +180,7 @@ pub unsafe extern "C" fn orrery_instance_state_size(library: *const LibraryHandl
 /// As for [`orrery_instance_symbol`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_create(library: *const LibraryHandle) -> *mut InstanceHandle {
-    // SAFETY: the caller's promise.
+    // SAFETY: `library` is null or was given by this library and not closed (# Safety).
     let Some(library) = (unsafe { borrow(library, "a library") }) else { return null_mut() };
     give(library.0.create(), InstanceHandle)
 }
@@ -188,7 +191,7 @@ pub unsafe extern "C" fn orrery_instance_create(library: *const LibraryHandle) -
 /// `instance` is null, or was given by this library and lives until the thread leaves it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_enter(instance: *mut InstanceHandle) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library, and it lives during this call (# Safety).
     let Some(instance) = (unsafe { borrow(instance, "an instance") }) else { return -1 };
     // SAFETY: an instance is not destroyed while a thread is in it, and the caller leaves it.
     status(unsafe { instance.0.enter_unguarded() })
@@ -200,7 +203,7 @@ pub unsafe extern "C" fn orrery_instance_enter(instance: *mut InstanceHandle) ->
 /// `instance` is null, or was given by this library and not destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_leave(instance: *mut InstanceHandle) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library and not destroyed (# Safety).
     let Some(instance) = (unsafe { borrow(instance, "an instance") }) else { return -1 };
     status(instance.0.leave())
 }
@@ -211,9 +214,10 @@ pub unsafe extern "C" fn orrery_instance_leave(instance: *mut InstanceHandle) ->
 /// As for [`orrery_instance_leave`]; the library may be used by several threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_attach(instance: *mut InstanceHandle) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library and not destroyed (# Safety).
     let Some(instance) = (unsafe { borrow(instance, "an instance") }) else { return -1 };
-    // SAFETY: the caller's promise. The guard is forgotten: orrery_instance_detach ends it.
+    // SAFETY: the library may be used by several threads (# Safety). The guard is forgotten:
+    // `orrery_instance_detach` ends it.
     status(unsafe { instance.0.attach() }.map(core::mem::forget))
 }
 
@@ -223,7 +227,7 @@ pub unsafe extern "C" fn orrery_instance_attach(instance: *mut InstanceHandle) -
 /// As for [`orrery_instance_leave`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_detach(instance: *mut InstanceHandle) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library and not destroyed (# Safety).
     let Some(instance) = (unsafe { borrow(instance, "an instance") }) else { return -1 };
     status(instance.0.detach())
 }
@@ -237,7 +241,8 @@ pub unsafe extern "C" fn orrery_instance_variable(
     instance: *const InstanceHandle,
     name: *const c_char,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library and not destroyed, and `name` is null or a C
+    // string (# Safety).
     let found = unsafe { (borrow(instance, "an instance"), text(name, "a name")) };
     let (Some(instance), Some(name)) = found else { return null_mut() };
     address(instance.0.variable(name))
@@ -249,7 +254,8 @@ pub unsafe extern "C" fn orrery_instance_variable(
 /// As for [`orrery_instance_leave`]; no other thread uses the instance meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_reset(instance: *mut InstanceHandle) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library and not destroyed, and no other thread uses it
+    // meanwhile (# Safety).
     let Some(instance) = (unsafe { borrow_alone(instance) }) else { return -1 };
     status(instance.reset())
 }
@@ -260,7 +266,8 @@ pub unsafe extern "C" fn orrery_instance_reset(instance: *mut InstanceHandle) ->
 /// As for [`orrery_instance_reset`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_snapshot_take(instance: *mut InstanceHandle) -> *mut SnapshotHandle {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` is null or was given by this library and not destroyed, and no other thread uses it
+    // meanwhile (# Safety).
     let Some(instance) = (unsafe { borrow_alone(instance) }) else { return null_mut() };
     give(instance.snapshot(), SnapshotHandle)
 }
@@ -274,7 +281,8 @@ pub unsafe extern "C" fn orrery_instance_restore(
     instance: *mut InstanceHandle,
     snapshot: *const SnapshotHandle,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `instance` and `snapshot` are null or were given by this library and not destroyed, and no
+    // other thread uses the instance meanwhile (# Safety).
     let found = unsafe { (borrow_alone(instance), borrow(snapshot, "a snapshot")) };
     let (Some(instance), Some(snapshot)) = found else { return -1 };
     status(instance.restore(&snapshot.0))
@@ -283,12 +291,14 @@ pub unsafe extern "C" fn orrery_instance_restore(
 /// Implements `orrery_instance_create_from` of `orrery/instance.h`.
 ///
 /// # Safety
-/// `snapshot` is null, or was given by this library and not destroyed; addresses in the instance are whole aligned words.
+/// `snapshot` is null, or was given by this library and not destroyed; the library whose
+/// instance it is of stores addresses in its state and heap as whole aligned words, and no number there happens to be one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_instance_create_from(snapshot: *const SnapshotHandle) -> *mut InstanceHandle {
-    // SAFETY: the caller's promise.
+    // SAFETY: `snapshot` is null or was given by this library and not destroyed (# Safety).
     let Some(snapshot) = (unsafe { borrow(snapshot, "a snapshot") }) else { return null_mut() };
-    // SAFETY: the caller's promise.
+    // SAFETY: the library whose instance it is of stores addresses as whole aligned words, and no number
+    // there happens to be one (# Safety).
     give(unsafe { snapshot.0.create() }, InstanceHandle)
 }
 
@@ -301,7 +311,7 @@ pub unsafe extern "C" fn orrery_instance_copy_of(
     copy: *const InstanceHandle,
     of: *const c_void,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: `copy` is null or was given by this library and not destroyed (# Safety).
     let Some(instance) = (unsafe { borrow(copy, "an instance") }) else { return null_mut() };
     instance.0.copy_of(of.cast_mut()).map_or_else(
         || {

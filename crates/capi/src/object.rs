@@ -72,14 +72,14 @@ fn flags(bits: c_uint) -> Option<Flags> {
 /// Implements `orrery_object_connect` of `orrery/object.h`.
 ///
 /// # Safety
-/// `directory` is a C string.
+/// `directory` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_connect(directory: *const c_char) -> c_int {
     if directory.is_null() {
         invalid("no directory was named");
         return -1;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `directory` was checked against null, and so is a C string that stays for this call (# Safety).
     let directory = unsafe { CStr::from_ptr(directory) };
     match Client::connect_to(Path::new(OsStr::from_bytes(directory.to_bytes()))) {
         Ok(fresh) => {
@@ -96,14 +96,14 @@ pub unsafe extern "C" fn orrery_object_connect(directory: *const c_char) -> c_in
 /// Implements `orrery_object_open` of `orrery/object.h`.
 ///
 /// # Safety
-/// `path` is a C string.
+/// `path` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_open(path: *const c_char) -> *mut ObjectHandle {
     if path.is_null() {
         invalid("no file was named");
         return core::ptr::null_mut();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` was checked against null, and so is a C string that stays for this call (# Safety).
     let path = unsafe { CStr::from_ptr(path) };
     give(client().and_then(|client| client.open(Path::new(OsStr::from_bytes(path.to_bytes())))))
 }
@@ -120,21 +120,24 @@ unsafe fn borrow<'a>(bytes: *const c_void, length: usize) -> Option<&'a [u8]> {
         invalid("the bytes are nowhere, or too many");
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `bytes` leads to `length` bytes that stay as they are for the call (# Safety); null pointers
+    // and lengths above `isize::MAX` were refused above.
     Some(unsafe { core::slice::from_raw_parts(bytes.cast(), length) })
 }
 
 /// Implements `orrery_object_hash` of `orrery/object.h`.
 ///
 /// # Safety
-/// `bytes` points to `length` bytes, `id` to room for a name.
+/// `bytes` is null or points to `length` bytes that nobody changes meanwhile; `id` is null or points to room for a
+/// name, which does not overlap them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_hash(
     bytes: *const c_void,
     length: usize,
     id: *mut ObjectName,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `bytes` is null or leads to `length` bytes, and `id` is null or leads to room for a name that
+    // does not overlap them (# Safety).
     let (Some(bytes), Some(id)) = (unsafe { borrow(bytes, length) }, unsafe { id.as_mut() }) else {
         invalid("there is no room for the name, or the bytes are nowhere");
         return -1;
@@ -146,14 +149,14 @@ pub unsafe extern "C" fn orrery_object_hash(
 /// Implements `orrery_object_register` of `orrery/object.h`.
 ///
 /// # Safety
-/// `bytes` points to `length` bytes that nobody changes meanwhile.
+/// `bytes` is null or points to `length` bytes that nobody changes meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_register(
     bytes: *const c_void,
     length: usize,
     bits: c_uint,
 ) -> *mut ObjectHandle {
-    // SAFETY: the caller's promise.
+    // SAFETY: `bytes` is null or leads to `length` bytes that nobody changes meanwhile (# Safety).
     let (Some(bytes), Some(flags)) = (unsafe { borrow(bytes, length) }, flags(bits)) else {
         return core::ptr::null_mut();
     };
@@ -184,7 +187,7 @@ pub extern "C" fn orrery_object_register_file(
 /// `id` is null or points to a name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_request(id: *const ObjectName) -> *mut ObjectHandle {
-    // SAFETY: the caller's promise.
+    // SAFETY: `id` is null or leads to a name (# Safety), which is bytes without alignment.
     let Some(id) = (unsafe { id.as_ref() }) else {
         invalid("no name was given");
         return core::ptr::null_mut();
@@ -198,7 +201,8 @@ pub unsafe extern "C" fn orrery_object_request(id: *const ObjectName) -> *mut Ob
 /// `object` is null or was given by this library and not released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_map(object: *mut ObjectHandle, bits: c_uint) -> *const c_void {
-    // SAFETY: the caller's promise; other threads may have it, too, so it is only borrowed shared.
+    // SAFETY: `object` is null or was given by this library and not released (# Safety); other threads may
+    // have it, too, so it is only borrowed shared.
     let Some(object) = (unsafe { object.as_ref() }).filter(|_| bits & !EXECUTABLE == 0) else {
         invalid("there is no object, or there are flags other than ORRERY_OBJECT_EXECUTABLE");
         return core::ptr::null();
@@ -226,7 +230,7 @@ pub unsafe extern "C" fn orrery_object_map(object: *mut ObjectHandle, bits: c_ui
 /// As for [`orrery_object_map`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_length(object: *const ObjectHandle) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is null or was given by this library and not released (# Safety).
     unsafe { object.as_ref() }.map_or(0, |object| object.object.len())
 }
 
@@ -236,7 +240,8 @@ pub unsafe extern "C" fn orrery_object_length(object: *const ObjectHandle) -> us
 /// As for [`orrery_object_map`]; `id` is null or points to room for a name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_identify(object: *const ObjectHandle, id: *mut ObjectName) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is null or was given by this library and not released, and `id` is null or leads to
+    // room for a name (# Safety).
     let (Some(object), Some(id)) = (unsafe { object.as_ref() }, unsafe { id.as_mut() }) else {
         invalid("there is no object, or no room for its name");
         return -1;
@@ -251,7 +256,8 @@ pub unsafe extern "C" fn orrery_object_identify(object: *const ObjectHandle, id:
 /// As for [`orrery_object_map`]; `offset` is null or points to room for a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_object_fd(object: *const ObjectHandle, offset: *mut usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `object` is null or was given by this library and not released, and `offset` is null or leads
+    // to room for a number (# Safety).
     let (object, offset) = unsafe { (object.as_ref(), offset.as_mut()) };
     let Some(object) = object else {
         invalid("there is no object");
@@ -292,7 +298,8 @@ pub unsafe extern "C" fn orrery_object_publish(
         return core::ptr::null_mut();
     };
     let range = PageRange { start: start.expose_provenance(), end };
-    // SAFETY: the caller's promise.
+    // SAFETY: nobody unmaps, remaps, protects or writes to the range meanwhile, nor writes to it ever again
+    // where it is frozen (# Safety).
     let published = client().and_then(|client| unsafe { client.publish(range, bits & FREEZE != 0) });
     give(published.map(|published| published.object))
 }

@@ -50,7 +50,7 @@ impl<T: Kind> Handle<T> {
         if orrery_orbit::is_orbit() {
             return Err(refuse(libc::EPERM, "this is for the main program, and this process is an orbit"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is null or was made by `make`, and nobody takes it meanwhile (# Safety).
         unsafe { Self::get(handle, what) }
     }
 
@@ -59,7 +59,8 @@ impl<T: Kind> Handle<T> {
     /// # Safety
     /// The handle is null, or was made by [`Handle::make`]; nobody takes it meanwhile.
     unsafe fn get<'a>(handle: *mut Self, what: &str) -> Result<&'a T, Refused> {
-        // SAFETY: handles are never freed.
+        // SAFETY: the handle is null, or is a box that `make` leaked and that nothing frees, also after it
+        // was taken.
         let inner = unsafe { handle.as_ref() }
             .filter(|handle| handle.magic.load(Ordering::Relaxed) == T::MAGIC)
             // SAFETY: a box that stays until the handle is taken.
@@ -126,7 +127,7 @@ fn clear_errno() {
 /// # Safety
 /// As for [`options::read`].
 unsafe fn read_options<T: Copy>(given: *const T, defaults: T) -> Result<T, Refused> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the preconditions are those of this function.
     unsafe { options::read(given, defaults) }.map_err(|(errno, text)| refuse(errno, text))
 }
 

@@ -100,7 +100,8 @@ pub unsafe extern "C" fn orrery_session_pool_create(
     let pool = unsafe { builder(&options) }.and_then(|builder| {
         builder.build(|connection: &mut Connection| {
             CURRENT.set(connection);
-            // SAFETY: the caller's promise.
+            // SAFETY: `serve` may be called with `with` in a copy of the process, which is where the pool
+            // calls it (# Safety).
             unsafe { serve(connection.as_raw_fd(), with) };
             CURRENT.set(core::ptr::null());
         })
@@ -138,10 +139,12 @@ unsafe fn builder(options: &SessionOptions) -> Result<Builder, Error> {
         if options.fds.is_null() || options.fd_count > 65_536 {
             return Err(invalid("the descriptors of orrery_session_pool_create", options.fd_count));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `fds` was checked against null and names `fd_count` descriptors (# Safety), of which there
+        // are no more than 65,536.
         let keep = unsafe { core::slice::from_raw_parts(options.fds, options.fd_count) };
         for fd in keep.iter().filter(|fd| **fd >= 0) {
-            // SAFETY: only its number is noted.
+            // SAFETY: the number is not -1, as the filter saw to that, and `keep_descriptor` notes it without
+            // using the descriptor.
             builder = builder.keep_descriptor(unsafe { BorrowedFd::borrow_raw(*fd) });
         }
     }
@@ -151,7 +154,8 @@ unsafe fn builder(options: &SessionOptions) -> Result<Builder, Error> {
 /// Begins a session.
 ///
 /// # Safety
-/// `pool` is a pool; `session` is valid for a write, `end` too or null.
+/// `pool` is null or a pool that no other call uses meanwhile; `connection` is a descriptor that stays open for as long
+/// as the session lasts; `session` and `end` are null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_begin(
     pool: *mut SessionPool,
@@ -159,16 +163,18 @@ pub unsafe extern "C" fn orrery_session_begin(
     session: *mut u64,
     end: *mut SessionResult,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pool` is null or a pool that no other call uses meanwhile (# Safety).
     let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     if connection < 0 || session.is_null() {
         return error::fail(invalid("orrery_session_begin", connection.unsigned_abs() as usize));
     }
-    // SAFETY: used for system calls while it is open, by the caller's promise; a closed one is an error.
+    // SAFETY: `connection` is not negative, and system calls use it only while it is open (# Safety); a
+    // closed one is an error.
     let connection = unsafe { BorrowedFd::borrow_raw(connection) };
     match pool.pool.begin(connection) {
         Ok((id, step)) => {
-            // SAFETY: checked above, and the caller's promise.
+            // SAFETY: `session` was checked against null and is valid for a write, and `end` is null or valid
+            // for a write (# Safety).
             unsafe {
                 session.write(id.number());
                 report(step, end)
@@ -181,17 +187,17 @@ pub unsafe extern "C" fn orrery_session_begin(
 /// Lets a session go on.
 ///
 /// # Safety
-/// `pool` is a pool; `end` is null or valid for a write.
+/// `pool` is null or a pool that no other call uses meanwhile; `end` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_step(
     pool: *mut SessionPool,
     session: u64,
     end: *mut SessionResult,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pool` is null or a pool that no other call uses meanwhile (# Safety).
     let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     match pool.pool.step(SessionId::of_number(session)) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `end` is null or valid for a write (# Safety).
         Ok(step) => unsafe { report(step, end) },
         Err(error) => error::fail(&error),
     }
@@ -200,10 +206,10 @@ pub unsafe extern "C" fn orrery_session_step(
 /// Ends a session.
 ///
 /// # Safety
-/// `pool` is a pool.
+/// `pool` is null or a pool that no other call uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_abandon(pool: *mut SessionPool, session: u64) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pool` is null or a pool that no other call uses meanwhile (# Safety).
     let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     pool.pool.end(SessionId::of_number(session)).map_or_else(|error| error::fail(&error), |()| 0)
 }
@@ -211,10 +217,10 @@ pub unsafe extern "C" fn orrery_session_abandon(pool: *mut SessionPool, session:
 /// Does one thing that will have to be done.
 ///
 /// # Safety
-/// `pool` is a pool.
+/// `pool` is null or a pool that no other call uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_pool_maintain(pool: *mut SessionPool) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pool` is null or a pool that no other call uses meanwhile (# Safety).
     let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     pool.pool.tidy().map_or_else(|error| error::fail(&error), c_int::from)
 }
@@ -222,19 +228,20 @@ pub unsafe extern "C" fn orrery_session_pool_maintain(pool: *mut SessionPool) ->
 /// Serves connections.
 ///
 /// # Safety
-/// `pool` is a pool.
+/// `pool` is null or a pool that no other call uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_pool_serve(
     pool: *mut SessionPool,
     listener: c_int,
     stop: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pool` is null or a pool that no other call uses meanwhile (# Safety).
     let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     if listener < 0 || stop < -1 {
         return error::fail(invalid("orrery_session_pool_serve", listener.unsigned_abs() as usize));
     }
-    // SAFETY: used for system calls while they are open, by the caller's promise; closed ones are errors.
+    // SAFETY: the numbers are not negative, and system calls use them only while they are open (# Safety);
+    // closed ones are errors.
     let (listener, stop) =
         unsafe { (BorrowedFd::borrow_raw(listener), (stop >= 0).then(|| BorrowedFd::borrow_raw(stop))) };
     pool.pool.serve(listener, stop).map_or_else(|error| error::fail(&error), |()| 0)
@@ -243,18 +250,18 @@ pub unsafe extern "C" fn orrery_session_pool_serve(
 /// Tells the counts.
 ///
 /// # Safety
-/// `pool` is a pool, `counts` is valid for a write.
+/// `pool` is null or a pool that no other call uses meanwhile; `counts` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_pool_count(
     pool: *const SessionPool,
     counts: *mut SessionCounts,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `pool` is null or a pool that no other call uses meanwhile (# Safety).
     let (Some(pool), false) = (unsafe { pool.as_ref() }, counts.is_null()) else {
         return error::fail(invalid("orrery_session_pool_count", 0));
     };
     let now = pool.pool.statistics();
-    // SAFETY: checked above, and the caller's promise.
+    // SAFETY: `counts` was checked against null, and so is valid for a write (# Safety).
     unsafe {
         counts.write(SessionCounts {
             clean: now.clean as u64,
@@ -276,7 +283,7 @@ pub unsafe extern "C" fn orrery_session_pool_count(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_pool_destroy(pool: *mut SessionPool) {
     if !pool.is_null() {
-        // SAFETY: `orrery_session_pool_create` made it of a box, and the caller's promise.
+        // SAFETY: `orrery_session_pool_create` made it of a box, and it is not used any more (# Safety).
         drop(unsafe { Box::from_raw(pool) });
     }
 }
@@ -306,7 +313,7 @@ pub extern "C" fn orrery_session_wait(events: c_int) -> c_int {
 /// `buffer` is valid for `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_read(connection: c_int, buffer: *mut c_void, room: usize) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `buffer` is valid for `room` bytes, which are the most that the kernel writes (# Safety).
     again(READ, || unsafe { libc::read(connection, buffer, room) })
 }
 
@@ -323,7 +330,8 @@ pub unsafe extern "C" fn orrery_session_write(
     let mut written = 0;
     while written < length {
         let rest = bytes.wrapping_byte_add(written);
-        // SAFETY: the caller's promise, and what is left of it.
+        // SAFETY: `rest` leads to the `length - written` bytes that are left of the `length` that `bytes`
+        // names (# Safety).
         let more = again(WRITE, || unsafe { libc::write(connection, rest, length - written) });
         match usize::try_from(more) {
             Ok(more) => written += more,
@@ -375,7 +383,7 @@ unsafe fn report(step: Step, end: *mut SessionResult) -> c_int {
         _ => (8, 0),
     };
     if !end.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `end` was checked against null, and so is valid for a write (# Safety).
         unsafe { end.write(SessionResult { how, value }) };
     }
     0

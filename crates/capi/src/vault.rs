@@ -75,10 +75,10 @@ pub extern "C" fn orrery_vault_set_load_unconfined(unconfined: c_int) {
 /// Returns whether the vault's memory is locked.
 ///
 /// # Safety
-/// `vault` is null or came from [`orrery_vault_create`] or [`orrery_vault_spawn`].
+/// `vault` is null, or came from [`orrery_vault_create`] or [`orrery_vault_spawn`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_vault_is_locked(vault: *const SharedVault) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `vault` is null, or came from this library and was not closed (# Safety).
     match unsafe { vault.as_ref() } {
         Some(vault) => c_int::from(vault.is_locked()),
         None => error::fail(Error::Errno(Errno::INVAL)),
@@ -112,7 +112,8 @@ pub unsafe extern "C" fn orrery_vault_spawn(
         return no_vault(&Error::Errno(Errno::INVAL));
     }
     let mut list = Vec::new();
-    // SAFETY: the caller's promise: the list ends with a null, before which there are strings.
+    // SAFETY: `program` is a string, and the list of arguments (# Safety) ends with a null, before which
+    // there are strings.
     let program = unsafe {
         let mut at = arguments;
         while !(*at).is_null() {
@@ -134,7 +135,8 @@ pub unsafe extern "C" fn orrery_vault_run(
     serve: Option<Function>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the functions keep to their lengths and may be called with `context`, and the process has one
+    // thread (# Safety).
     unsafe { orrery_vault_run_with_cleanup(load, serve, None, context) }
 }
 
@@ -156,7 +158,8 @@ pub unsafe extern "C" fn orrery_vault_run_with_cleanup(
 /// Has the vault load something.
 ///
 /// # Safety
-/// `vault` came from [`orrery_vault_create`] or [`orrery_vault_spawn`]; `request` names `length` bytes, `answer` room for `room`.
+/// `vault` is null, or came from [`orrery_vault_create`] or [`orrery_vault_spawn`] and is not closed meanwhile;
+/// `request` names `length` bytes that nobody changes meanwhile, `answer` room for `room` that does not overlap them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_vault_load(
     vault: *const SharedVault,
@@ -165,7 +168,8 @@ pub unsafe extern "C" fn orrery_vault_load(
     answer: *mut c_void,
     room: usize,
 ) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `vault` was not closed, `request` names `length` bytes, and `answer` has room for `room` that
+    // do not overlap them (# Safety); the parts are used in this call only.
     let Some((vault, request, answer)) = (unsafe { parts(vault, request, length, answer, room) }) else {
         return minus_one(&Error::Errno(Errno::INVAL));
     };
@@ -191,7 +195,8 @@ pub unsafe extern "C" fn orrery_vault_call(
     answer: *mut c_void,
     room: usize,
 ) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `vault` was not closed, `request` names `length` bytes, and `answer` has room for `room` that
+    // do not overlap them (# Safety); the parts are used in this call only.
     let Some((vault, request, answer)) = (unsafe { parts(vault, request, length, answer, room) }) else {
         return minus_one(&Error::Errno(Errno::INVAL));
     };
@@ -208,7 +213,7 @@ pub unsafe extern "C" fn orrery_vault_call(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_vault_close(vault: *mut SharedVault) {
     if !vault.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `vault` was made by `handle` of a box, and nobody uses it any more (# Safety).
         drop(unsafe { Box::from_raw(vault) });
     }
 }
@@ -226,7 +231,8 @@ unsafe fn parts<'a>(
     if (request.is_null() && length > 0) || (answer.is_null() && room > 0) || length > most || room > most {
         return None;
     }
-    // SAFETY: the caller's promise, and no slice is made of a null.
+    // SAFETY: `vault` was not closed, and the pointers lead to as many bytes as is said (# Safety); no slice
+    // is made of a null pointer or is longer than `isize::MAX`.
     unsafe {
         let vault = vault.as_ref()?;
         let request = if length == 0 { &[] } else { core::slice::from_raw_parts(request.cast(), length) };

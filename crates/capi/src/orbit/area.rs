@@ -31,7 +31,7 @@ const USUAL: Options =
 /// Implements `orrery_area_create`.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_area_create(size: usize) -> *mut Handle<Area> {
-    // SAFETY: no options.
+    // SAFETY: the null pointer stands for no options.
     unsafe { orrery_area_create_with(size, core::ptr::null()) }
 }
 
@@ -41,7 +41,7 @@ pub extern "C" fn orrery_area_create(size: usize) -> *mut Handle<Area> {
 /// The options are null or a structure with its size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_area_create_with(size: usize, options: *const Options) -> *mut Handle<Area> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `options` is null or leads to a structure that begins with its size (# Safety).
     let made = unsafe { read_options(options, USUAL) }.and_then(|given| {
         let mut options = AreaOptions::default();
         options.mode = match given.mode {
@@ -71,7 +71,8 @@ pub unsafe extern "C" fn orrery_area_destroy(area: *mut Handle<Area>) -> c_int {
     if is_orbit() {
         return status(Err(refuse(libc::EPERM, "an orbit cannot destroy main's areas")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody uses the area any more
+    // (# Safety).
     status(unsafe { Handle::take(area, "area") }.map(drop))
 }
 
@@ -142,10 +143,10 @@ unsafe fn seal(block: NonNull<u8>, size: usize, alignment: usize) -> *mut c_void
 /// Implements `orrery_area_alloc`.
 ///
 /// # Safety
-/// The handle is null or one that `orrery_area_create` gave.
+/// The handle is null or one that `orrery_area_create` gave, and nobody destroys the area meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_area_alloc(area: *mut Handle<Area>, size: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create` (# Safety).
     unsafe { orrery_area_alloc_aligned(area, HEAD, size) }
 }
 
@@ -159,14 +160,15 @@ pub unsafe extern "C" fn orrery_area_alloc_aligned(
     alignment: usize,
     size: usize,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody destroys the area meanwhile
+    // (# Safety).
     let made = unsafe { Handle::in_main(area, "area") }.and_then(|area| {
         if !alignment.is_power_of_two() {
             return Err(refuse(libc::EINVAL, &format!("an alignment of {alignment} is no power of two")));
         }
         let alignment = alignment.max(HEAD);
         let block = area.allocate(layout(size, alignment)?)?;
-        // SAFETY: allocated with that layout.
+        // SAFETY: the block was allocated by the line above with `layout(size, alignment)`.
         Ok(unsafe { seal(block, size, alignment) })
     });
     made.unwrap_or(core::ptr::null_mut())
@@ -183,12 +185,13 @@ pub unsafe extern "C" fn orrery_area_realloc(
     size: usize,
 ) -> *mut c_void {
     if memory.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is null or was given by `orrery_area_create` (# Safety).
         return unsafe { orrery_area_alloc(area, size) };
     }
     // SAFETY: the handle is null or valid by the caller's contract.
     let made = unsafe { Handle::in_main(area, "area") }.and_then(|area| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the memory is a block of this area that nobody else uses, and so nobody changes its head
+        // (# Safety).
         let head = unsafe { Head::of(area, memory) }.ok_or_else(|| foreign(memory))?;
         let (old, alignment) = (head.size(), head.alignment());
         let (before, after) = (layout(old, alignment)?, layout(size, alignment)?);
@@ -216,7 +219,8 @@ pub unsafe extern "C" fn orrery_area_free(area: *mut Handle<Area>, memory: *mut 
     if memory.is_null() || is_orbit() {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody destroys the area meanwhile
+    // (# Safety).
     status(unsafe { Handle::get(area, "area") }.and_then(|area| {
         // SAFETY: the memory is null or a block of the area by the caller's contract.
         let head = unsafe { Head::of(area, memory) }.ok_or_else(|| foreign(memory))?;
@@ -240,7 +244,8 @@ fn foreign(memory: *mut c_void) -> Refused {
 /// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_area_contains(area: *mut Handle<Area>, address: *const c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody destroys the area meanwhile
+    // (# Safety).
     unsafe { Handle::get(area, "area") }.map_or(-1, |area| c_int::from(area.contains(address)))
 }
 
@@ -250,7 +255,8 @@ pub unsafe extern "C" fn orrery_area_contains(area: *mut Handle<Area>, address: 
 /// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_area_base(area: *mut Handle<Area>) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody destroys the area meanwhile
+    // (# Safety).
     let raw = unsafe { Handle::get(area, "area") }.and_then(|area| Ok(area.raw()?));
     raw.map_or(core::ptr::null_mut(), |(base, _)| base.as_ptr().cast())
 }
@@ -261,7 +267,8 @@ pub unsafe extern "C" fn orrery_area_base(area: *mut Handle<Area>) -> *mut c_voi
 /// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_area_use(area: *mut Handle<Area>, used: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody destroys the area meanwhile
+    // (# Safety).
     status(unsafe { Handle::get(area, "area") }.and_then(|area| Ok(area.set_used(used)?)))
 }
 
@@ -271,6 +278,7 @@ pub unsafe extern "C" fn orrery_area_use(area: *mut Handle<Area>, used: usize) -
 /// As for [`orrery_area_alloc`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_area_used(area: *mut Handle<Area>) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_area_create`, and nobody destroys the area meanwhile
+    // (# Safety).
     unsafe { Handle::get(area, "area") }.map_or(0, Area::used)
 }

@@ -19,7 +19,8 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// # Safety
-    /// Handles are null or good; the pointers lead to as many elements as is said.
+    /// Handles are null or were made by [`Handle::make`], and nobody destroys what they name while the result is
+    /// used; the pointers lead to as many elements as is said, which nobody changes meanwhile.
     unsafe fn read(
         orbit: *mut Handle<Orbit>,
         areas: (usize, *const *mut Handle<Area>),
@@ -35,7 +36,8 @@ impl<'a> Wanted<'a> {
         let flags = u32::try_from(flags).ok().and_then(Flags::from_bits).ok_or_else(|| {
             refuse(libc::EINVAL, "a call has flags that mean nothing (enum orrery_orbit_flags)")
         })?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the handles are null or the library's, and the pointers lead to as many elements as is said
+        // (# Safety); null pointers with a length were refused above, and no slice is made of a length of 0.
         unsafe {
             let orbit = Handle::in_main(orbit, "orbit")?;
             let areas = (0..count).map(|at| Handle::get(list.add(at).read(), "area"));
@@ -69,7 +71,8 @@ fn value(result: Result<i64, Refused>) -> c_long {
 /// Implements `orrery_orbit_call`.
 ///
 /// # Safety
-/// The handles are null or good, and the pointers lead to as many elements as is said.
+/// The handles are null or the library's, and nobody destroys what they name meanwhile; the pointers lead to as many
+/// elements as is said, which nobody changes meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_call(
     orbit: *mut Handle<Orbit>,
@@ -78,7 +81,8 @@ pub unsafe extern "C" fn orrery_orbit_call(
     arguments: *const c_void,
     size: usize,
 ) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handles are null or the library's, and the pointers lead to as many elements as is said (# Safety);
+    // there is no function.
     unsafe { orrery_orbit_call_function(orbit, count, areas, None, arguments, size) }
 }
 
@@ -95,7 +99,7 @@ pub unsafe extern "C" fn orrery_orbit_call_function(
     arguments: *const c_void,
     size: usize,
 ) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handles are null or the library's, and the pointers lead to as many elements as is said (# Safety).
     let wanted = unsafe { Wanted::read(orbit, (count, areas), function, (arguments, size), 0) };
     value(wanted.and_then(|wanted| wanted.make(Orbit::call)))
 }
@@ -114,7 +118,7 @@ pub unsafe extern "C" fn orrery_orbit_call_async(
     arguments: *const c_void,
     size: usize,
 ) -> *mut Future {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handles are null or the library's, and the pointers lead to as many elements as is said (# Safety).
     let wanted = unsafe { Wanted::read(orbit, (count, areas), function, (arguments, size), flags) };
     let made = wanted.and_then(|wanted| Ok((wanted.make(Orbit::call_async)?, wanted.flags)));
     match made {
@@ -132,7 +136,7 @@ pub unsafe extern "C" fn orrery_orbit_call_async(
 /// # Safety
 /// The pointer is null or a future that was not freed.
 pub(super) unsafe fn future<'a>(future: *mut Future) -> Result<&'a Future, Refused> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the pointer is null or leads to a future that was not freed (# Safety).
     unsafe { future.as_ref() }.ok_or_else(|| refuse(libc::EINVAL, "a null pointer in place of a future"))
 }
 
@@ -142,7 +146,7 @@ pub(super) unsafe fn future<'a>(future: *mut Future) -> Result<&'a Future, Refus
 /// The future is null or one that `orrery_orbit_call_async` gave, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_future_get(place: *mut Future) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the future is null or came from `orrery_orbit_call_async`, and was not freed (# Safety).
     value(unsafe { future(place) }.and_then(|future| Ok(future.get()?)))
 }
 
@@ -157,11 +161,11 @@ pub unsafe extern "C" fn orrery_orbit_future_wait(
     result: *mut c_long,
 ) -> c_int {
     let patience = Duration::from_millis(milliseconds.into());
-    // SAFETY: the caller's promise.
+    // SAFETY: the future is null or came from `orrery_orbit_call_async`, and was not freed (# Safety).
     match unsafe { future(place) }.and_then(|future| Ok(future.get_within(patience)?)) {
         Ok(value) => {
             if !result.is_null() {
-                // SAFETY: the caller's promise.
+                // SAFETY: `result` was checked against null, and so is writable (# Safety).
                 unsafe { result.write(value) };
             }
             0
@@ -176,7 +180,7 @@ pub unsafe extern "C" fn orrery_orbit_future_wait(
 /// As for [`orrery_orbit_future_get`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_future_cancel(place: *mut Future) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the future is null or came from `orrery_orbit_call_async`, and was not freed (# Safety).
     let cancelled = unsafe { future(place) }.and_then(|future| Ok(future.cancel()?));
     cancelled.map_or(-1, c_int::from)
 }
@@ -188,7 +192,7 @@ pub unsafe extern "C" fn orrery_orbit_future_cancel(place: *mut Future) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_future_destroy(place: *mut Future) {
     if !place.is_null() {
-        // SAFETY: made by `orrery_orbit_call_async`.
+        // SAFETY: `orrery_orbit_call_async` made it of a box, and nobody uses it any more (# Safety).
         drop(unsafe { Box::from_raw(place) });
     }
 }

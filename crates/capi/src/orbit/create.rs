@@ -113,7 +113,8 @@ pub unsafe extern "C" fn orrery_orbit_create(
     entry: Option<Entry>,
     init: Option<Init>,
 ) -> *mut Handle<Orbit> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the name is null or a C string, and the functions are of their types (# Safety); the null
+    // pointer stands for no options.
     unsafe { orrery_orbit_create_with(name, entry, init, core::ptr::null()) }
 }
 
@@ -128,7 +129,8 @@ pub unsafe extern "C" fn orrery_orbit_create_with(
     init: Option<Init>,
     options: *const Options,
 ) -> *mut Handle<Orbit> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the name is null or a C string, the functions are of their types, and the options are null or
+    // begin with their size (# Safety).
     match unsafe { create(name, entry, init, options) } {
         Ok(orbit) => Handle::make(orbit),
         Err(Refused) => core::ptr::null_mut(),
@@ -146,7 +148,8 @@ unsafe fn create(
     if name.is_null() {
         return Err(refuse(libc::EINVAL, "an orbit needs a name"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the name was checked against null, and so is a C string; the options are null or begin with
+    // their size (# Safety), and `Options` consists of integers.
     let (name, options) = unsafe { (CStr::from_ptr(name).to_string_lossy(), read_options(options, USUAL)?) };
     let unknown = |what: &str, value: c_int| refuse(libc::EINVAL, &format!("{value} is no {what}"));
     let mut builder = Orbit::builder(name)
@@ -203,7 +206,7 @@ unsafe fn create(
         scheduling.nice = Some(nice);
         builder = builder.scheduling(scheduling);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the functions are of these types (# Safety).
     unsafe {
         if let Some(entry) = entry {
             builder = builder.c_entry(entry);
@@ -221,7 +224,8 @@ unsafe fn create(
 /// The handle is null or one that `orrery_orbit_create` gave, and used by nobody else.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_destroy(orbit: *mut Handle<Orbit>) -> c_int {
-    // SAFETY: the caller's promise. It is taken only where it can be ended.
+    // SAFETY: the handle is null or was given by `orrery_orbit_create` (# Safety). It is taken only where it
+    // can be ended.
     let ended = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|known| Ok(known.destroy()?));
     // SAFETY: the handle is valid by the caller's contract, and is taken only after its orbit has ended.
     status(ended.and_then(|()| unsafe { Handle::take(orbit, "orbit") }).map(drop))
@@ -230,10 +234,11 @@ pub unsafe extern "C" fn orrery_orbit_destroy(orbit: *mut Handle<Orbit>) -> c_in
 /// Implements `orrery_orbit_pid`.
 ///
 /// # Safety
-/// The handle is null or one that `orrery_orbit_create` gave.
+/// The handle is null or one that `orrery_orbit_create` gave, and nobody destroys the orbit meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_pid(orbit: *mut Handle<Orbit>) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_orbit_create`, and nobody destroys the orbit
+    // meanwhile (# Safety).
     let pid = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.pid()?));
     pid.map_or(-1, u32::cast_signed)
 }
@@ -244,7 +249,8 @@ pub unsafe extern "C" fn orrery_orbit_pid(orbit: *mut Handle<Orbit>) -> c_int {
 /// As for [`orrery_orbit_pid`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_alive(orbit: *mut Handle<Orbit>) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_orbit_create`, and nobody destroys the orbit
+    // meanwhile (# Safety).
     let life = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.life()?));
     life.map_or(-1, |life| c_int::from(matches!(life, Life::Up)))
 }
@@ -255,7 +261,8 @@ pub unsafe extern "C" fn orrery_orbit_alive(orbit: *mut Handle<Orbit>) -> c_int 
 /// As for [`orrery_orbit_pid`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_restarts(orbit: *mut Handle<Orbit>) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the handle is null or was given by `orrery_orbit_create`, and nobody destroys the orbit
+    // meanwhile (# Safety).
     let restarts = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.restarts()?));
     restarts.map_or(-1, |restarts| c_long::try_from(restarts).unwrap_or(c_long::MAX))
 }

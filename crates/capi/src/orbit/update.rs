@@ -59,8 +59,8 @@ unsafe extern "C" fn call_one(count: usize, arguments: *mut usize) -> usize {
     if count != 2 {
         return 0;
     }
-    // SAFETY: called with as many arguments as it is told; the first was found to be code before the update was given out,
-    // and the task vouched for its type.
+    // SAFETY: called with as many arguments as it is told; the first was found to be code before the update
+    // was given out, and the task vouched for its type.
     unsafe {
         let function = core::ptr::with_exposed_provenance::<c_void>(arguments.read());
         let function =
@@ -114,9 +114,10 @@ pub extern "C" fn orrery_orbit_update_create() -> *mut COrbitUpdate {
 /// Returns the inside of an update.
 ///
 /// # Safety
-/// The update is null or one of the library's that was not freed.
+/// The update is null or one of the library's that was not freed, and no other call uses it meanwhile.
 unsafe fn inside<'a>(update: *mut COrbitUpdate) -> Result<&'a mut Inside, Refused> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that was not freed and that no other call uses
+    // (# Safety); its records are null or a box of the library's.
     unsafe { update.as_ref().and_then(|update| update.records.as_mut()) }
         .ok_or_else(|| refuse(libc::EINVAL, "this is no update, or there is nothing in it"))
 }
@@ -124,7 +125,8 @@ unsafe fn inside<'a>(update: *mut COrbitUpdate) -> Result<&'a mut Inside, Refuse
 /// # Safety
 /// As for [`inside`].
 unsafe fn outgoing<'a>(update: *mut COrbitUpdate) -> Result<&'a mut Scratch, Refused> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that was not freed and that no other call uses
+    // (# Safety).
     match unsafe { inside(update)? } {
         Inside::Outgoing(scratch) => Ok(scratch),
         Inside::Arrived(_) => Err(refuse(libc::EINVAL, "an update that arrived cannot be added to or sent")),
@@ -134,7 +136,8 @@ unsafe fn outgoing<'a>(update: *mut COrbitUpdate) -> Result<&'a mut Scratch, Ref
 /// # Safety
 /// As for [`inside`].
 unsafe fn arrived<'a>(update: *mut COrbitUpdate) -> Result<&'a mut Arrived, Refused> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that was not freed and that no other call uses
+    // (# Safety).
     match unsafe { inside(update)? } {
         Inside::Arrived(arrived) => Ok(arrived),
         Inside::Outgoing(_) => Err(refuse(libc::EINVAL, "this update was not received: it is for sending")),
@@ -147,7 +150,7 @@ unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Refuse
     match size {
         0 => Ok(&[]),
         _ if data.is_null() => Err(refuse(libc::EINVAL, "a null pointer in place of an update's bytes")),
-        // SAFETY: the caller's promise.
+        // SAFETY: the pointer is not null, so it leads to `size` bytes that stay for this call (# Safety).
         _ => Ok(unsafe { core::slice::from_raw_parts(data.cast(), size) }),
     }
 }
@@ -155,14 +158,15 @@ unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Refuse
 /// Implements `orrery_orbit_update_add_data`.
 ///
 /// # Safety
-/// The update is null or good; the data is as long as is said.
+/// The update is null or one of the library's, and no other call uses it meanwhile; the data is as long as is said.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_update_add_data(
     update: *mut COrbitUpdate,
     data: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that no other call uses meanwhile, and `data` leads
+    // to `size` bytes (# Safety).
     status(unsafe {
         outgoing(update).and_then(|scratch| {
             scratch.data(bytes(data, size)?);
@@ -182,7 +186,8 @@ pub unsafe extern "C" fn orrery_orbit_update_add_modify(
     data: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that no other call uses meanwhile, and `data` leads
+    // to `size` bytes (# Safety).
     status(unsafe {
         outgoing(update).and_then(|scratch| {
             scratch.modify(address.cast_const().cast::<u8>(), bytes(data, size)?);
@@ -202,7 +207,7 @@ pub unsafe extern "C" fn orrery_orbit_update_add_operation(
     count: usize,
     arguments: *const c_ulong,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that no other call uses meanwhile (# Safety).
     let added = unsafe { outgoing(update) }.and_then(|scratch| {
         let operation = operation.ok_or_else(|| refuse(libc::EINVAL, "an operation without a function"))?;
         if count > OPERATION_ARGUMENTS || count > 0 && arguments.is_null() {
@@ -210,7 +215,8 @@ pub unsafe extern "C" fn orrery_orbit_update_add_operation(
                 format!("an operation has up to {OPERATION_ARGUMENTS} arguments, and these are not null");
             return Err(refuse(libc::EINVAL, &text));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: there are `count` arguments (# Safety), and the pointer to them is not null, as was
+        // checked.
         let words: Vec<usize> =
             (0..count).map(|at| unsafe { arguments.add(at).cast::<usize>().read() }).collect();
         scratch.operation(operation, &words);
@@ -222,14 +228,14 @@ pub unsafe extern "C" fn orrery_orbit_update_add_operation(
 /// Implements `orrery_orbit_update_add_call`.
 ///
 /// # Safety
-/// The update is null or good; the function is of its type.
+/// The update is null or one of the library's, and no other call uses it meanwhile; the function is of its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_update_add_call(
     update: *mut COrbitUpdate,
     function: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that no other call uses meanwhile (# Safety).
     let added = unsafe { outgoing(update) }.and_then(|scratch| {
         let function = function.ok_or_else(|| refuse(libc::EINVAL, "a call without a function"))?;
         scratch.operation(call_one, &[function as *const () as usize, argument.expose_provenance()]);
@@ -241,10 +247,10 @@ pub unsafe extern "C" fn orrery_orbit_update_add_call(
 /// Implements `orrery_orbit_push`.
 ///
 /// # Safety
-/// The update is null or good.
+/// The update is null or one of the library's, and no other call uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_push(update: *mut COrbitUpdate) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of the library's that no other call uses meanwhile (# Safety).
     let sent = unsafe { outgoing(update) }.and_then(|scratch| Ok(orrery_orbit::send(scratch)?));
     status(sent).into()
 }
@@ -252,10 +258,11 @@ pub unsafe extern "C" fn orrery_orbit_push(update: *mut COrbitUpdate) -> c_long 
 /// Implements `orrery_orbit_pull`.
 ///
 /// # Safety
-/// The future is null or good; the update is null or writable, and holds nothing that is still needed.
+/// The future is null or one that was not freed; the update is null or writable, and holds nothing that is still
+/// needed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_pull(place: *mut Future, update: *mut COrbitUpdate) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: the future is null or was not freed (# Safety).
     let pulled = unsafe { future(place) }.and_then(|future| {
         if update.is_null() {
             return Err(refuse(libc::EINVAL, "a null pointer in place of an update"));
@@ -280,7 +287,8 @@ pub unsafe extern "C" fn orrery_orbit_pull(place: *mut Future, update: *mut COrb
         Err(Refused) => (-1, core::ptr::null_mut()),
     };
     if !update.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the update was checked against null, and so is writable; what it held is not needed any
+        // more (# Safety).
         unsafe { update.write(COrbitUpdate { records }) };
     }
     answer
@@ -311,7 +319,8 @@ impl Arrived {
                 let (count, place) = (arguments.len(), arguments.as_ptr());
                 words.push(arguments);
                 let function = core::ptr::with_exposed_provenance::<c_void>(function);
-                // SAFETY: a pointer that is not null and was found to lead to code; whoever calls it vouches for its type.
+                // SAFETY: a pointer that is not null and was found to lead to code; whoever calls it vouches
+                // for its type.
                 let operation = unsafe { core::mem::transmute::<*const c_void, Option<Operation>>(function) };
                 CRecord { kind: OPERATION, operation, count, arguments: place, ..empty }
             }
@@ -330,10 +339,11 @@ impl Arrived {
 /// Implements `orrery_orbit_update_first`.
 ///
 /// # Safety
-/// The update is null or one that `orrery_orbit_pull` filled in.
+/// The update is null or one that `orrery_orbit_pull` filled in and that was not destroyed; no other call uses it
+/// meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_update_first(update: *mut COrbitUpdate) -> *const CRecord {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or was filled in by `orrery_orbit_pull` and not destroyed (# Safety).
     unsafe { arrived(update) }
         .ok()
         .and_then(|arrived| arrived.list.first())
@@ -349,7 +359,7 @@ pub unsafe extern "C" fn orrery_orbit_update_next(
     update: *mut COrbitUpdate,
     record: *const CRecord,
 ) -> *const CRecord {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or was filled in by `orrery_orbit_pull` and not destroyed (# Safety).
     let next = unsafe { arrived(update) }.and_then(|arrived| {
         let at = index(arrived, record)?;
         Ok(arrived.list.get(at + 1).map_or(core::ptr::null(), core::ptr::from_ref))
@@ -366,10 +376,12 @@ fn index(arrived: &Arrived, record: *const CRecord) -> Result<usize, Refused> {
 /// Implements `orrery_orbit_apply`.
 ///
 /// # Safety
-/// As for [`orrery_orbit_update_first`]; what the task wishes is good for the program.
+/// As for [`orrery_orbit_update_first`]; what the task wishes is good for the program, and no function
+/// that it has called uses this update.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_apply(update: *mut COrbitUpdate) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or was filled in by `orrery_orbit_pull`, and no function that it has called
+    // uses it (# Safety).
     status(unsafe { arrived(update) }.and_then(|arrived| {
         // SAFETY: the areas of the update are not used during this call, by the caller's contract.
         unsafe { arrived.update.apply() }.map_err(|reason| refuse(libc::EBADMSG, &reason))
@@ -385,7 +397,8 @@ pub unsafe extern "C" fn orrery_orbit_apply_record(
     update: *mut COrbitUpdate,
     record: *const CRecord,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or was filled in by `orrery_orbit_pull`, and no function that it has called
+    // uses it (# Safety).
     status(unsafe { arrived(update) }.and_then(|arrived| {
         let at = index(arrived, record)?;
         let Some(record) = arrived.update.records().nth(at) else {
@@ -402,13 +415,14 @@ pub unsafe extern "C" fn orrery_orbit_apply_record(
 /// The update is null, came from `orrery_orbit_update_create`, or was filled in by `orrery_orbit_pull`; it is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_update_destroy(update: *mut COrbitUpdate) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or one of this library's, and nobody uses it any more (# Safety).
     let Some(place) = (unsafe { update.as_mut() }) else { return };
     let records = core::mem::replace(&mut place.records, core::ptr::null_mut());
     if records.is_null() {
         return;
     }
-    // SAFETY: made by `orrery_orbit_update_create` or `orrery_orbit_pull`.
+    // SAFETY: `orrery_orbit_update_create` or `orrery_orbit_pull` made the records of a box, and nobody uses
+    // them any more (# Safety).
     if let Inside::Outgoing(_) = *unsafe { Box::from_raw(records) } {
         // The structure around it is the library's, too.
         // SAFETY: the update was made by `orrery_orbit_update_create` or `orrery_orbit_pull`, and is not used

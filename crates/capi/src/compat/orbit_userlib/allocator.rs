@@ -52,13 +52,13 @@ pub unsafe extern "C" fn orrery_authors_allocator_create(
 /// Implements `orbit_allocator_from_pool`.
 ///
 /// # Safety
-/// The pool was made by `orbit_pool_create` and stays.
+/// The pool is null, or was made by `orbit_pool_create` and stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_allocator_from_pool(
     pool: *mut Pool,
     use_meta: bool,
 ) -> *mut Allocator {
-    // SAFETY: the caller's promise.
+    // SAFETY: the pool is null or was made by `orbit_pool_create` and stays (# Safety).
     let Some(known) = (unsafe { pool.as_mut() }) else {
         fail(libc::EINVAL, "an allocator of no pool");
         return core::ptr::null_mut();
@@ -97,11 +97,11 @@ fn new(
 /// Implements `orbit_allocator_destroy`.
 ///
 /// # Safety
-/// The allocator was made here and is not used any more.
+/// The allocator is null, or was made here and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_allocator_destroy(allocator: *mut Allocator) {
     if !allocator.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the allocator was made by `new` with malloc(3), and is not used any more (# Safety).
         unsafe {
             libc::pthread_spin_destroy(&raw mut (*allocator).lock);
             libc::free(allocator.cast());
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn orrery_authors_allocator_destroy(allocator: *mut Alloca
 /// Implements `__orbit_alloc`.
 ///
 /// # Safety
-/// The allocator lives.
+/// The allocator lives; the file is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_alloc(
     allocator: *mut Allocator,
@@ -120,13 +120,13 @@ pub unsafe extern "C" fn orrery_authors_alloc(
     file: *const c_char,
     line: c_int,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the allocator lives (# Safety).
     let part = unsafe { allocate(allocator, size) };
     if part.is_null() {
         let file = if file.is_null() {
             std::borrow::Cow::Borrowed("?")
         } else {
-            // SAFETY: the header passes __FILE__.
+            // SAFETY: the file was checked against null, and so is a C string (# Safety): the header passes `__FILE__`.
             unsafe { core::ffi::CStr::from_ptr(file) }.to_string_lossy()
         };
         // What the authors' library does, and what programs that never look at the result rely on.
@@ -183,7 +183,8 @@ impl Allocator {
             && let Some(area) = self.area()
             && area.blocks() > 0
         {
-            // SAFETY: the program said so, as with the authors' library. In an orbit it fails, and nothing is allocated.
+            // SAFETY: the program said so, as with the authors' library. In an orbit it fails, and nothing is
+            // allocated.
             let _ = unsafe { area.clear() };
         }
     }
@@ -195,7 +196,8 @@ impl Allocator {
         if !area.contains(head) || !part.addr().is_multiple_of(ALIGN) {
             return None;
         }
-        // SAFETY: memory of the area, aligned.
+        // SAFETY: the part came from this allocator, so the head in front of it is in memory that is in use;
+        // it is in the area and aligned, as was checked.
         (unsafe { head.read() }.magic == MAGIC).then_some((area, head))
     }
 
@@ -211,7 +213,7 @@ impl Allocator {
     /// Returns the next part of linear memory.
     fn next(&mut self, size: usize) -> *mut c_void {
         let lock = &raw mut self.lock;
-        // SAFETY: our own lock.
+        // SAFETY: `new` initialised the lock, and it is destroyed with the allocator only.
         unsafe { libc::pthread_spin_lock(lock) };
         // SAFETY: given by the allocator's maker, for this.
         let used = unsafe { *self.allocated };
@@ -233,14 +235,14 @@ impl Allocator {
             }
             _ => core::ptr::null_mut(),
         };
-        // SAFETY: locked above.
+        // SAFETY: this thread locked it above.
         unsafe { libc::pthread_spin_unlock(lock) };
         part
     }
 
     /// The size of a part of linear memory, as far as it is known.
     fn size_of_linear(&self, part: *mut c_void) -> usize {
-        // SAFETY: given by the allocator's maker.
+        // SAFETY: the allocator's maker gave the place of the count for as long as the allocator lives.
         let end = self.start.addr() + unsafe { *self.allocated };
         let most = end.saturating_sub(part.addr());
         if !self.use_meta {
@@ -255,10 +257,10 @@ impl Allocator {
 /// Implements `orbit_free`.
 ///
 /// # Safety
-/// The allocator lives; the part came from it and is not used any more.
+/// The allocator is null or lives; the part is null, or came from it and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_free(allocator: *mut Allocator, part: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the allocator is null or lives (# Safety).
     let (Some(allocator), false) = (unsafe { allocator.as_mut() }, part.is_null()) else { return };
     if let Some((area, head)) = allocator.head_of(part) {
         // SAFETY: the block began with this head and was allocated with this layout.
@@ -294,7 +296,9 @@ pub unsafe extern "C" fn orrery_authors_realloc(
     part: *mut c_void,
     size: usize,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the allocator lives, and the part is null or came from it and has at least `old` bytes
+    // (# Safety); `orbit_alloc` ends the process where there is no room, so that `moved` has `size` bytes,
+    // apart from those of the part.
     unsafe {
         let here = c"orbit_realloc".as_ptr();
         if part.is_null() {

@@ -23,7 +23,7 @@ pub unsafe extern "C" fn orrery_authors_create(
     entry: Option<Entry>,
     init: Option<unsafe extern "C" fn() -> *mut c_void>,
 ) -> *mut Module {
-    // SAFETY: the caller's promise.
+    // SAFETY: the name was checked against null, and so is a C string that stays for this call (# Safety).
     let given = if name.is_null() { c"anonymous" } else { unsafe { CStr::from_ptr(name) } };
     let text = given.to_string_lossy();
     let mut shown: String = text.chars().filter(|letter| !letter.is_control()).take(50).collect();
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn orrery_authors_create(
         .existing_areas(true)
         .queue(BOUND)
         .back_pressure(BackPressure::WaitForValues(PATIENCE));
-    // SAFETY: the caller's promise.
+    // SAFETY: the functions are of these types (# Safety).
     unsafe {
         if let Some(entry) = entry {
             builder = builder.store_first_entry(entry);
@@ -69,7 +69,8 @@ pub unsafe extern "C" fn orrery_authors_create(
     for (to, from) in module.name.iter_mut().zip(given.to_bytes().iter().take(15)) {
         *to = from.cast_signed();
     }
-    // SAFETY: allocated above.
+    // SAFETY: malloc(3) gave as much memory as a module takes, aligned for any type, and it was checked
+    // against null.
     unsafe { place.write(module) };
     place
 }
@@ -103,7 +104,8 @@ impl Wanted {
                 "calls are made by the main program, and this process is an orbit",
             ));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the module is null or one that `orbit_create` gave and that was not freed, as the header
+        // says (# Safety).
         let module =
             unsafe { module.as_ref() }.ok_or_else(|| fail(libc::EINVAL, "a call to no orbit at all"))?;
         let known = registry::find(module.gobid)
@@ -118,7 +120,8 @@ impl Wanted {
         if count > 0 && pools.is_null() || arguments.1 > 0 && arguments.0.is_null() {
             return Err(fail(libc::EINVAL, "a null pointer in place of pools or arguments"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the list was checked against null where `count` is not 0, and has `count` pointers to pools
+        // or nulls, as the header says (# Safety).
         let areas = (0..count).map(|index| unsafe { pools.add(index).read().as_ref() });
         let areas = areas
             .map(|pool| pool.ok_or_else(|| fail(libc::EINVAL, "a null pool"))?.area_for_call())
@@ -126,7 +129,8 @@ impl Wanted {
         let bytes = if arguments.1 == 0 {
             Vec::new()
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the arguments were checked against null, and are fewer than 1,024 bytes that stay for
+            // this call, as the header says (# Safety).
             unsafe { core::slice::from_raw_parts(arguments.0.cast::<u8>(), arguments.1) }.to_vec()
         };
         Ok(Self { known, areas, function, arguments: bytes })
@@ -156,7 +160,7 @@ pub unsafe extern "C" fn orrery_authors_call(
     arguments: *const c_void,
     size: usize,
 ) -> c_long {
-    // SAFETY: the caller's promise.
+    // SAFETY: what the pointers lead to is as the header says (# Safety).
     let wanted = match unsafe { Wanted::read(module, (count, pools), function, (arguments, size)) } {
         Ok(wanted) => wanted,
         Err(minus) => return minus.into(),
@@ -199,7 +203,7 @@ pub unsafe extern "C" fn orrery_authors_call_async(
     if flags.has_any(skip) && flags.has_any(cancel) {
         return fail(libc::EINVAL, "a call is either skipped itself or cancels others, not both");
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: what the pointers lead to is as the header says (# Safety).
     let wanted = match unsafe { Wanted::read(module, (count, pools), function, (arguments, size)) } {
         Ok(wanted) => wanted,
         Err(minus) => return minus,
@@ -239,10 +243,11 @@ fn refuse_call(error: &Error) -> c_int {
 /// Implements `orbit_cancel_by_task`.
 ///
 /// # Safety
-/// The task is null or one that `orbit_call_async` filled in.
+/// The task is null or one that `orbit_call_async` filled in and whose orbit's record was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_cancel_by_task(task: *const Task) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the task is null or was filled in by `orbit_call_async`, and its orbit's record was not freed
+    // (# Safety).
     match unsafe { pending(task) } {
         Some((_, _, call)) => cancelled(call.future.cancel().map(usize::from)),
         None => fail(libc::ENOENT, "there is no such call"),
@@ -259,7 +264,8 @@ pub unsafe extern "C" fn orrery_authors_cancel_by_arg(
     arguments: *const c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the module is null or one that `orbit_create` gave and that was not freed, as the header says
+    // (# Safety).
     let known = unsafe { module.as_ref() }.and_then(|module| registry::find(module.gobid));
     let Some(known) = known else {
         return fail(libc::EINVAL, "this process has no such orbit (any more)");
@@ -267,7 +273,8 @@ pub unsafe extern "C" fn orrery_authors_cancel_by_arg(
     let wanted = match size {
         0 => &[],
         _ if arguments.is_null() => return fail(libc::EINVAL, "a null pointer in place of arguments"),
-        // SAFETY: the caller's promise.
+        // SAFETY: the pointer is not null, so it leads to `size` bytes that stay for this call, as the header
+        // says (# Safety).
         _ => unsafe { core::slice::from_raw_parts(arguments.cast::<u8>(), size) },
     };
     let alike: Vec<_> = lock(&known.calls)
@@ -290,9 +297,9 @@ fn cancelled(count: Result<usize, Error>) -> c_int {
 /// Returns the call that a task names.
 ///
 /// # Safety
-/// The task is null or one that `orbit_call_async` filled in.
+/// The task is null or one that `orbit_call_async` filled in and whose orbit's record was not freed.
 pub(super) unsafe fn pending(task: *const Task) -> Option<(Arc<Known>, u64, Pending)> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the task is null or was filled in by `orbit_call_async` (# Safety).
     let task = unsafe { task.as_ref() }?;
     // SAFETY: the task is alive by the caller's contract, and so is the module that it names.
     let module = unsafe { task.orbit.as_ref() }?;
@@ -326,10 +333,10 @@ pub extern "C" fn orrery_authors_destroy_all() -> c_int {
 /// Implements `orbit_exists`.
 ///
 /// # Safety
-/// The module is null or one that `orbit_create` gave.
+/// The module is null or one that `orbit_create` gave, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_exists(module: *const Module) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the module is null or one that `orbit_create` gave and that was not freed (# Safety).
     let known = unsafe { module.as_ref() }.and_then(|module| registry::find(module.gobid));
     known.is_some_and(|known| matches!(known.orbit.life(), Ok(Life::Up)))
 }
@@ -340,6 +347,6 @@ pub unsafe extern "C" fn orrery_authors_exists(module: *const Module) -> bool {
 /// As for `orbit_exists`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_gone(module: *const Module) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the module is null or one that `orbit_create` gave and that was not freed (# Safety).
     !unsafe { orrery_authors_exists(module) }
 }

@@ -35,10 +35,10 @@ fn send(kind: u64, address: usize, count: usize, bytes: &[u8]) -> c_int {
 /// Implements `orbit_send`.
 ///
 /// # Safety
-/// The update has as many bytes as it says.
+/// The update is null, or is followed by as many bytes as it says, and nobody changes it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_send(update: *const Update) -> c_ulong {
-    // SAFETY: the caller's promise.
+    // SAFETY: the update is null or leads to one that stays as it is for this call (# Safety).
     let Some(known) = (unsafe { update.as_ref() }) else {
         return minus(fail(libc::EINVAL, "an update at a null pointer"));
     };
@@ -55,10 +55,10 @@ fn minus(result: c_int) -> c_ulong {
 /// Implements `orbit_sendv`.
 ///
 /// # Safety
-/// The scratch is one that was made with the functions for that.
+/// The scratch is null or one that was made with the functions for that, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_sendv(scratch: *mut Scratch) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or one that was made, and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { scratch.as_mut() }) else {
         return fail(libc::EINVAL, "a scratch at a null pointer");
     };
@@ -110,9 +110,10 @@ enum Received {
 /// Waits for what comes next of a call.
 ///
 /// # Safety
-/// The task is null or one that `orbit_call_async` filled in.
+/// The task is null or one that `orbit_call_async` filled in and whose orbit's record was not freed.
 unsafe fn receive(task: *const Task) -> Result<Received, c_int> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the task is null or was filled in by `orbit_call_async`, and its orbit's record was not freed
+    // (# Safety).
     let found = unsafe { pending(task) };
     let Some((known, number, call)) = found else {
         return Err(fail(libc::EINVAL, "there is no such call, or it was received to its end"));
@@ -147,11 +148,13 @@ pub unsafe extern "C" fn orrery_authors_recv(task: *const Task, update: *mut Upd
     if update.is_null() {
         return minus(fail(libc::EINVAL, "no room for an update"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the task is null or was filled in by `orbit_call_async`, and its orbit's record was not freed
+    // (# Safety).
     match unsafe { receive(task) } {
         Ok(Received::Message(_, message)) if message.kind == UPDATE => {
             let length = message.bytes.len().min(BUFFER);
-            // SAFETY: the caller's promise.
+            // SAFETY: the update was checked against null and has room for `ORBIT_BUFFER_MAX` bytes behind
+            // its head (# Safety), and no more than that are copied.
             unsafe {
                 let address = core::ptr::with_exposed_provenance_mut(message.address);
                 update.write(Update { address, length });
@@ -170,10 +173,12 @@ pub unsafe extern "C" fn orrery_authors_recv(task: *const Task, update: *mut Upd
 /// Implements `orbit_recvv`.
 ///
 /// # Safety
-/// The task is null or one that `orbit_call_async` filled in; the result is null or room for one.
+/// The task is null or one that `orbit_call_async` filled in and whose orbit's record was not freed; the result is
+/// null or room for one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_recvv(result: *mut Outcome, task: *const Task) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the task is null or was filled in by `orbit_call_async`, and its orbit's record was not freed
+    // (# Safety).
     let received = match unsafe { receive(task) } {
         Ok(received) => received,
         Err(failed) => return failed,
@@ -186,7 +191,7 @@ pub unsafe extern "C" fn orrery_authors_recvv(result: *mut Outcome, task: *const
         },
     };
     if !result.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the result was checked against null, and so has room for one (# Safety).
         unsafe { result.write(outcome) };
     }
     status
@@ -228,7 +233,7 @@ fn put_back(address: usize, bytes: &[u8]) -> bool {
         let Some(len) = end.checked_next_multiple_of(PAGE).map(|end| end - start) else { return false };
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let place = core::ptr::with_exposed_provenance_mut(start);
-        // SAFETY: nothing is replaced.
+        // SAFETY: with `FIXED_NOREPLACE` the mapping replaces no other one.
         unsafe { mmap_anonymous(place, len, access, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE) }.is_ok()
             || super::scratch::is_landing(start, len)
     };

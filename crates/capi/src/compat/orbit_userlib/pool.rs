@@ -126,7 +126,7 @@ fn own_memory(length: usize) -> Result<(*mut c_void, Option<Area>), ()> {
     let start = usize::try_from(std::process::id()).unwrap_or(0) % 512;
     for number in 0..64 {
         let place = core::ptr::without_provenance_mut(PLACE + (start + number * 8) % 512 * APART);
-        // SAFETY: nothing is replaced.
+        // SAFETY: with `FIXED_NOREPLACE` the mapping replaces no other one.
         let mapped =
             unsafe { mmap_anonymous(place, length, access, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE) };
         if let Ok(start) = mapped {

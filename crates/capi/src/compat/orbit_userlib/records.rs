@@ -77,13 +77,14 @@ impl Scratch {
     /// The current record, where it is, and its size with what fills up to the next.
     ///
     /// # Safety
-    /// The scratch is where it says.
+    /// The scratch has `limit` readable bytes from `start` on, if that is not null.
     unsafe fn current(&self) -> Option<(Head, *mut u8, usize)> {
         if self.count == 0 || self.start.is_null() || self.cursor > self.limit {
             return None;
         }
         let place = self.start.cast::<u8>().wrapping_add(self.cursor);
-        // SAFETY: the caller's promise.
+        // SAFETY: the scratch has `limit` readable bytes from `start` on (# Safety), and `cursor` is no more
+        // than `limit`, as was checked.
         let bytes = unsafe { core::slice::from_raw_parts(place, self.limit - self.cursor) };
         let (head, size) = Head::read(bytes)?;
         Some((head, place, size.next_multiple_of(8)))
@@ -103,9 +104,10 @@ enum Deed {
 }
 
 /// # Safety
-/// The scratch is null or is where it says, and its records may be applied, if that is asked for.
+/// The scratch is null or as [`Scratch::current`] needs it, nobody else uses it meanwhile, and its records may be
+/// applied, if that is asked for.
 unsafe fn one(scratch: *mut Scratch, stop_at_data: bool, deed: Deed) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null, or lives and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { scratch.as_mut() }) else { return END };
     if scratch.count == 0 {
         return END;
@@ -127,7 +129,7 @@ unsafe fn one(scratch: *mut Scratch, stop_at_data: bool, deed: Deed) -> c_int {
 /// As for [`one`].
 unsafe fn all(scratch: *mut Scratch, stop_at_data: bool, deed: Deed) -> c_int {
     loop {
-        // SAFETY: the caller's promise.
+        // SAFETY: the preconditions are those of this function, and `one` leaves the scratch as they demand.
         match unsafe { one(scratch, stop_at_data, deed) } {
             ANY if stop_at_data => return ANY,
             stop @ (END | UNKNOWN) => return stop,
@@ -212,10 +214,10 @@ fn is_code(address: usize) -> bool {
 /// Implements `orbit_apply`.
 ///
 /// # Safety
-/// The scratch was received, and its records may be applied.
+/// The scratch is null or was received, nobody else uses it meanwhile, and its records may be applied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_apply(scratch: *mut Scratch, stop_at_data: bool) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was received, and its records may be applied (# Safety).
     unsafe { all(scratch, stop_at_data, Deed::Apply) }
 }
 
@@ -225,37 +227,37 @@ pub unsafe extern "C" fn orrery_authors_apply(scratch: *mut Scratch, stop_at_dat
 /// As for `orbit_apply`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_apply_one(scratch: *mut Scratch, stop_at_data: bool) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was received, and its records may be applied (# Safety).
     unsafe { one(scratch, stop_at_data, Deed::Apply) }
 }
 
 /// Implements `orbit_skip`.
 ///
 /// # Safety
-/// The scratch was received.
+/// The scratch is null or was received, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_skip(scratch: *mut Scratch, stop_at_data: bool) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was received (# Safety); nothing is applied.
     unsafe { all(scratch, stop_at_data, Deed::Skip) }
 }
 
 /// Implements `orbit_skip_one`.
 ///
 /// # Safety
-/// The scratch was received.
+/// The scratch is null or was received, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_skip_one(scratch: *mut Scratch, stop_at_data: bool) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was received (# Safety); nothing is applied.
     unsafe { one(scratch, stop_at_data, Deed::Skip) }
 }
 
 /// Implements `orbit_scratch_first`.
 ///
 /// # Safety
-/// The scratch was received.
+/// The scratch is null or was received, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_first(scratch: *mut Scratch) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was received (# Safety), and so has `limit` bytes from `start` on.
     let current = unsafe { scratch.as_ref().and_then(|scratch| scratch.current()) };
     current.map_or(core::ptr::null_mut(), |(_, place, _)| place.cast())
 }
@@ -263,10 +265,10 @@ pub unsafe extern "C" fn orrery_authors_scratch_first(scratch: *mut Scratch) -> 
 /// Implements `orbit_scratch_next`.
 ///
 /// # Safety
-/// The scratch was received.
+/// The scratch is null or was received, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_next(scratch: *mut Scratch) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was received (# Safety); nothing is applied.
     unsafe {
         one(scratch, false, Deed::Skip);
         orrery_authors_scratch_first(scratch)

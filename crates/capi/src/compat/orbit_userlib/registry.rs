@@ -72,7 +72,7 @@ static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
 fn registry() -> &'static Registry {
     let process = std::process::id();
     let known = REGISTRY.load(Ordering::Acquire);
-    // SAFETY: registries are leaked.
+    // SAFETY: the pointer is null or leads to a registry that was leaked below and is never freed.
     if let Some(registry) = unsafe { known.as_ref() }
         && registry.process == process
     {

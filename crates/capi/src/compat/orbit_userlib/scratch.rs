@@ -52,7 +52,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_create(scratch: *mut Scratch) ->
         count: 0,
         open: core::ptr::null_mut(),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch was checked against null, and so is room for one (# Safety).
     unsafe { scratch.write(made) };
     0
 }
@@ -71,7 +71,7 @@ pub(super) fn was_sent(scratch: &Scratch) {
 
 /// Returns where main may put a scratch that came from `start..end`, addresses of one area.
 pub(super) fn may_hold_scratches(area: &Area, start: usize, end: usize) -> bool {
-    // SAFETY: pools are never freed.
+    // SAFETY: the pointer is null or leads to a pool, and pools are never freed.
     let set = unsafe { POOL.load(Ordering::Acquire).as_ref() };
     if let Some(pool) = set {
         let from = pool.start.addr();
@@ -107,7 +107,8 @@ impl Scratch {
             return core::ptr::null_mut();
         };
         let place = self.start.cast::<u8>().wrapping_add(self.cursor);
-        // SAFETY: the record fits the scratch.
+        // SAFETY: the record's size is at least `REPR`, for these three words, and at most the room that the
+        // scratch has from its cursor on.
         unsafe {
             place.cast::<c_int>().write_unaligned(kind);
             place.add(8).cast::<usize>().write_unaligned(words[0]);
@@ -130,7 +131,7 @@ impl Scratch {
 /// # Safety
 /// As for the functions below.
 unsafe fn ready<'a>(scratch: *mut Scratch) -> Option<&'a mut Scratch> {
-    // SAFETY: the callers' promise.
+    // SAFETY: the scratch is null or was made, and nobody else uses it meanwhile (# Safety).
     unsafe {
         orrery_authors_scratch_close_any(scratch);
         scratch.as_mut()
@@ -140,14 +141,14 @@ unsafe fn ready<'a>(scratch: *mut Scratch) -> Option<&'a mut Scratch> {
 /// Implements `orbit_scratch_push_update`.
 ///
 /// # Safety
-/// The scratch was made; the bytes are there.
+/// The scratch is null or was made, and nobody else uses it meanwhile; the bytes are there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_push_update(
     scratch: *mut Scratch,
     bytes: *const c_void,
     length: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was made, and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { ready(scratch) }) else { return -1 };
     let place = scratch.push(UPDATE, [bytes.expose_provenance(), length], REPR, length);
     if place.is_null() {
@@ -161,7 +162,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_update(
 /// Implements `orbit_scratch_push_operation`.
 ///
 /// # Safety
-/// The scratch was made; there are as many arguments.
+/// The scratch is null or was made, and nobody else uses it meanwhile; there are as many arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_push_operation(
     scratch: *mut Scratch,
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_operation(
     count: usize,
     arguments: *const c_ulong,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was made, and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { ready(scratch) }) else { return -1 };
     let bytes = count.saturating_mul(size_of::<c_ulong>());
     let place = scratch.push(OPERATION, [function.expose_provenance(), count], REPR, bytes);
@@ -186,14 +187,14 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_operation(
 /// Implements `orbit_scratch_push_any`.
 ///
 /// # Safety
-/// The scratch was made; the bytes are there, unless null.
+/// The scratch is null or was made, and nobody else uses it meanwhile; the bytes are there, unless null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_push_any(
     scratch: *mut Scratch,
     bytes: *const c_void,
     length: usize,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was made, and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { ready(scratch) }) else { return core::ptr::null_mut() };
     let place = scratch.push(ANY, [length, 0], ANY_DATA, length);
     if !place.is_null() && !bytes.is_null() {
@@ -206,13 +207,13 @@ pub unsafe extern "C" fn orrery_authors_scratch_push_any(
 /// Implements `orbit_scratch_open_any`.
 ///
 /// # Safety
-/// The scratch was made.
+/// The scratch is null or was made, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_open_any(
     scratch: *mut Scratch,
     use_meta: bool,
 ) -> *mut Allocator {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was made, and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { ready(scratch) }) else { return core::ptr::null_mut() };
     let (cursor, count) = (scratch.cursor, scratch.count);
     let place = scratch.push(ANY, [0, 0], ANY_DATA, 0);
@@ -231,10 +232,10 @@ pub unsafe extern "C" fn orrery_authors_scratch_open_any(
 /// Implements `orbit_scratch_close_any`.
 ///
 /// # Safety
-/// The scratch is null or was made.
+/// The scratch is null or was made, and nobody else uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_scratch_close_any(scratch: *mut Scratch) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the scratch is null or was made, and nobody else uses it meanwhile (# Safety).
     let Some(scratch) = (unsafe { scratch.as_mut() }) else {
         return fail(libc::EINVAL, "a scratch at a null pointer");
     };
