@@ -16,7 +16,7 @@
 //! // SAFETY: room for a number, which nobody else knows of.
 //! unsafe { number.write(42) };
 //! let delta = mirror.deliver(&[&area])?;
-//! // SAFETY: as before.
+//! // SAFETY: room for a number, which nobody else knows of.
 //! unsafe { number.write(43) }; // too late for this call
 //! // SAFETY: the child calls nothing but what is allowed there, and ends.
 //! let child = without_areas(|| unsafe { libc::fork() })?;

@@ -551,11 +551,11 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_ok();
-            // SAFETY: ends the child.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(i32::from(!passed)) };
         }
         let mut status = 0;
-        // SAFETY: writes to the status.
+        // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
     }

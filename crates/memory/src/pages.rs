@@ -54,7 +54,7 @@ impl PageMap {
     /// Returns the image of the page at `address`.
     pub fn get(&self, address: usize) -> Image {
         match self.find(address / CHUNK) {
-            // SAFETY: entries point to live chunks.
+            // SAFETY: an entry points to a chunk that lives as long as an entry of some map holds it.
             Ok(at) => unsafe { self.entries[at].chunk.as_ref() }.images[address % CHUNK / PAGE],
             Err(_) => Image::UNTOUCHED,
         }
@@ -160,7 +160,7 @@ impl PageMap {
                 continue;
             }
             for page in 0..CHUNK_PAGES {
-                // SAFETY: entries point to live chunks.
+                // SAFETY: an entry points to a chunk that lives as long as an entry of some map holds it.
                 let image = |chunk: Option<NonNull<Chunk>>| unsafe {
                     chunk.map_or(Image::UNTOUCHED, |chunk| chunk.as_ref().images[page])
                 };
@@ -181,7 +181,7 @@ impl PageMap {
             }
             let first = range.start.saturating_sub(base) / PAGE;
             let last = (range.end - base).min(CHUNK) / PAGE;
-            // SAFETY: entries point to live chunks.
+            // SAFETY: an entry points to a chunk that lives as long as an entry of some map holds it.
             let images = unsafe { &entry.chunk.as_ref().images };
             if let Some(page) = images[first..last].iter().position(|&image| image != Image::UNTOUCHED) {
                 return Some(base + (first + page) * PAGE);
@@ -197,7 +197,8 @@ impl PageMap {
     /// Returns the chunk of entry `at`, for us alone.
     fn own(&mut self, at: usize, store: &mut Images) -> Result<&mut Chunk> {
         let mut chunk = self.entries[at].chunk;
-        // SAFETY: entries point to live chunks.
+        // SAFETY: an entry points to a chunk that lives as long as an entry of some map holds it; the
+        // reference is used no longer than the images are copied.
         let shared = unsafe { chunk.as_ref() };
         if shared.holders > 1 {
             chunk = self.allocate(Chunk { holders: 1, used: shared.used, images: shared.images })?;

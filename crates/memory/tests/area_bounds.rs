@@ -31,7 +31,8 @@ fn forked(fork: impl FnOnce() -> i32, child: impl FnOnce() -> i32) -> i32 {
 }
 
 fn plain() -> i32 {
-    // SAFETY: `forked` ends the child.
+    // SAFETY: `forked` runs the child's work and ends it there; the C library keeps its allocator consistent
+    // across fork(2).
     unsafe { libc::fork() }
 }
 
@@ -65,7 +66,8 @@ fn blocks_are_zero_aligned_and_recycled() {
         });
         assert_eq!(area.blocks(), layouts.len());
         for (block, layout) in blocks.into_iter().zip(layouts) {
-            // SAFETY: allocated above with this layout.
+            // SAFETY: the block was allocated above with this layout, is freed once, and is not used any
+            // more.
             unsafe { area.free(block, layout) };
         }
     }
@@ -217,7 +219,7 @@ fn a_worker_inherits_areas_but_not_mirrors() {
     let area = Area::new(PAGE, &options(8 << 20)).unwrap();
     let numbers = area.allocate(Layout::array::<u64>(100_000).unwrap()).unwrap().cast::<u64>();
     let mirror = Mirror::new().unwrap();
-    // SAFETY: a hundred thousand numbers.
+    // SAFETY: the block has room for a hundred thousand numbers, and nobody else uses it.
     unsafe { (0..100_000).for_each(|n| numbers.add(n).write(n as u64)) };
     assert!(mirror.deliver(&[&area]).unwrap().pages() > 190);
     let worker = || {
@@ -233,7 +235,8 @@ fn a_worker_inherits_areas_but_not_mirrors() {
         let delta = mine.deliver(&[&area]).unwrap();
         assert_eq!(delta.pages(), 1, "writes are tracked in the worker too");
         let companion = || {
-            // SAFETY: this is a fresh child.
+            // SAFETY: this is a fresh child of the one that made the mirror, with one thread and no reference
+            // into the area.
             let mut view = unsafe { View::attach(&mine) }.unwrap();
             view.apply(&delta.reference()).unwrap();
             // SAFETY: the block of a hundred thousand numbers is mapped in the child, too.
@@ -257,7 +260,7 @@ fn a_copier_that_dies_loses_nothing() {
     let area = Area::new(64 << 20, &chosen).unwrap();
     let (start, len) = area.raw().unwrap();
     area.set_used(len).unwrap();
-    // SAFETY: the area's memory.
+    // SAFETY: the area has `len` bytes in use from `start` on, to which nothing refers.
     unsafe { start.write_bytes(3, len) };
     let mirror = Mirror::new().unwrap();
     let delta = mirror.deliver(&[&area]).unwrap();
@@ -266,11 +269,12 @@ fn a_copier_that_dies_loses_nothing() {
     // Nobody waited for the copier, so it is at work, or ended early.
     mirror.release(delta);
     let delta = mirror.deliver(&[&area]).unwrap();
-    // SAFETY: the area's memory.
+    // SAFETY: the area has `len` bytes in use from `start` on, to which nothing refers.
     unsafe { start.write_bytes(4, len) };
     let reference = delta.reference();
     let child = || {
-        // SAFETY: this is a fresh child.
+        // SAFETY: this is a fresh child of the one that made the mirror, with one thread and no reference
+        // into the area.
         let mut view = unsafe { View::attach(&mirror) }.unwrap();
         view.apply(&reference).unwrap();
         // SAFETY: the area's memory, as the call had it.

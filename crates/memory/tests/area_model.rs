@@ -301,7 +301,7 @@ impl World {
                 let (start, there) = self.raws[area % self.raws.len()].raw().unwrap();
                 if there > 0 {
                     let at = at % there;
-                    // SAFETY: inside the area.
+                    // SAFETY: `at` is less than the `there` bytes that the area has in use from `start` on.
                     self.fill(unsafe { start.add(at) }, len.min(there - at));
                 }
             }
@@ -310,7 +310,8 @@ impl World {
                 if there >= PAGE {
                     let at = (at % there) & !(PAGE - 1);
                     let len = len.next_multiple_of(PAGE).min(there - at);
-                    // SAFETY: whole pages inside the area.
+                    // SAFETY: `at` and `len` are whole pages inside the area's part in use, to which nothing
+                    // refers.
                     let dropped =
                         unsafe { libc::madvise(start.as_ptr().add(at).cast(), len, libc::MADV_DONTNEED) };
                     assert_eq!(dropped, 0);

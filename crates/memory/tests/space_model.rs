@@ -144,7 +144,7 @@ impl Playground {
     }
 
     fn unmap(&mut self, page: usize, pages: usize) {
-        // SAFETY: the playground is ours.
+        // SAFETY: the range is inside the playground, to whose pages nothing refers.
         unsafe { rustix::mm::munmap(self.pointer(page), pages * PAGE).unwrap() };
         self.model.retain(|&at, _| at < page || at >= page + pages);
     }
@@ -192,7 +192,8 @@ impl Playground {
             Operation::Look { page, pages } => {
                 for page in page..page + fit(page, pages) {
                     if self.model.get(&page).is_some_and(|cell| cell.readable) {
-                        // SAFETY: mapped and readable.
+                        // SAFETY: the model says that the page is mapped and readable, and `check` compares
+                        // the model with the kernel.
                         let byte = unsafe { self.pointer(page).cast::<u8>().read_volatile() };
                         assert_eq!(byte, self.model[&page].bytes[0]);
                     }
@@ -200,7 +201,7 @@ impl Playground {
             }
             Operation::MapAnonymous { page, pages } => {
                 let pages = fit(page, pages);
-                // SAFETY: the playground is ours.
+                // SAFETY: the mapping replaces pages of the playground only, to which nothing refers.
                 unsafe {
                     rustix::mm::mmap_anonymous(
                         self.pointer(page),
@@ -220,7 +221,7 @@ impl Playground {
             }
             Operation::MapFile { page, pages, offset } => {
                 let pages = fit(page, pages);
-                // SAFETY: the playground is ours.
+                // SAFETY: the mapping replaces pages of the playground only, to which nothing refers.
                 unsafe {
                     rustix::mm::mmap(
                         self.pointer(page),
@@ -249,7 +250,7 @@ impl Playground {
                     let mut flags = MprotectFlags::empty();
                     flags.set(MprotectFlags::READ, readable);
                     flags.set(MprotectFlags::WRITE, writable);
-                    // SAFETY: the playground is ours.
+                    // SAFETY: the range is inside the playground, to whose pages nothing refers.
                     unsafe { rustix::mm::mprotect(self.pointer(page), pages * PAGE, flags).unwrap() };
                     for at in page..page + pages {
                         let cell = self.model.get_mut(&at).unwrap();
@@ -260,7 +261,7 @@ impl Playground {
             Operation::Drop { page, pages } => {
                 let pages = fit(page, pages);
                 let all = self.all(page, pages, |_| true);
-                // SAFETY: the playground is ours.
+                // SAFETY: the range is inside the playground, to whose pages nothing refers.
                 let whole = all
                     && unsafe {
                         rustix::mm::madvise(self.pointer(page), pages * PAGE, Advice::LinuxDontNeed)
@@ -306,7 +307,7 @@ impl Playground {
                 }
             }
             Operation::HugePages { page, pages } => {
-                // SAFETY: advice changes no contents.
+                // SAFETY: the advice is about pages of the playground and changes no contents.
                 let _ = unsafe {
                     rustix::mm::madvise(self.pointer(page), fit(page, pages) * PAGE, Advice::LinuxHugepage)
                 };
@@ -314,7 +315,7 @@ impl Playground {
             Operation::Lock { page, pages } => {
                 let pages = fit(page, pages);
                 if self.all(page, pages, |cell| cell.readable) {
-                    // SAFETY: locking changes no contents.
+                    // SAFETY: the range is inside the playground, and locking changes no contents.
                     unsafe {
                         let _ = rustix::mm::mlock(self.pointer(page), pages * PAGE);
                         if page % 2 == 0 {
@@ -364,7 +365,8 @@ impl Playground {
         for (&page, cell) in &self.model {
             let address = self.range.start + page * PAGE;
             if cell.readable {
-                // SAFETY: mapped and readable.
+                // SAFETY: the model says that the page is mapped and readable, and nobody writes to it while
+                // the slice lives.
                 let found = unsafe { std::slice::from_raw_parts(self.pointer(page).cast::<u8>(), PAGE) };
                 prop_assert!(
                     found == &cell.bytes[..],

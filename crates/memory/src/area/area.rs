@@ -171,7 +171,8 @@ impl Area {
     /// The block came from this area with this layout and is not used any more.
     pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 && !in_orbit() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the block came from this area with this layout and is not used any more (# Safety), and
+            // so from its heap, since the layout is not empty.
             unsafe { self.0.heap.lock().free(block, layout) };
         }
     }
@@ -208,7 +209,7 @@ impl Area {
         size: usize,
     ) -> Result<NonNull<u8>, Error> {
         only_in_main("reallocating in an area")?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the alignment is that of a layout, and `size`, rounded up to it, fits `isize` (# Safety).
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if layout.size() == 0 || size == 0 {
             let moved = self.allocate(new)?;
@@ -314,7 +315,8 @@ unsafe impl Allocator for Area {
     }
 
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the block came from this area with this layout and is not used any more, as the contract of
+        // `Allocator::deallocate` has it.
         unsafe { self.free(block, layout) };
     }
 
@@ -507,7 +509,7 @@ fn place(
     let home = arena.cut(capacity, None)?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     let start = core::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: nothing is replaced.
+    // SAFETY: with `FIXED_NOREPLACE` the mapping replaces no other one.
     match unsafe { mmap_anonymous(start, capacity, ProtFlags::empty(), flags) } {
         Ok(found) if found == start => {
             found.expose_provenance();

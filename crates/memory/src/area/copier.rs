@@ -61,7 +61,8 @@ impl Jobs {
     }
 
     pub(super) fn as_slice(&self) -> &[Job] {
-        // SAFETY: `new` wrote as many.
+        // SAFETY: `new` wrote `len` jobs to `start`, whose mapping lives as long as the list, and nobody
+        // writes to them since.
         unsafe { core::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -105,7 +106,7 @@ impl Copier {
         let forked = unsafe { libc::syscall(libc::SYS_clone, 0_usize, 0_usize, 0_usize, 0_usize, 0_usize) };
         if forked == 0 {
             let status = copy_all(main, jobs.as_slice(), file, signs, sign);
-            // SAFETY: ends this child at once.
+            // SAFETY: the call takes a number and ends this child at once, with nothing of it run.
             unsafe { libc::syscall(libc::SYS_exit_group, status) };
         }
         let errno = Errno::from_io_error(&std::io::Error::last_os_error());

@@ -106,7 +106,7 @@ impl Heap {
             // SAFETY: the lists live as long as the heap and nobody else has them.
             unsafe { self.talc.claim(lists.as_mut_ptr().cast(), size_of_val(&*lists)) }?;
             // What is left over there must never become a block.
-            // SAFETY: a byte is not nothing.
+            // SAFETY: the layout is of one byte, and so is not empty.
             while unsafe { self.talc.try_allocate(Layout::new::<u8>()) }.is_some() {}
             self._lists = Some(lists);
         }
@@ -138,7 +138,7 @@ impl Heap {
 
     /// A block of zeros, if there is room. The layout has bytes.
     pub(super) fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
-        // SAFETY: the caller asks for bytes.
+        // SAFETY: the layout has bytes: `Area` asks the heap for no empty block.
         let block = unsafe { self.talc.try_allocate(layout) }?;
         self.blocks += 1;
         self.high = self.high.max(block.addr().get() + layout.size());
@@ -187,7 +187,7 @@ impl Heap {
             self.freed.insert(start, Freed { start, len, number });
         }
         self.live.mark(bytes_of(block, layout.size()), false);
-        // SAFETY: the caller's promise.
+        // SAFETY: the block came from this heap with this layout and is not used any more (# Safety).
         unsafe { self.talc.deallocate(block.as_ptr(), layout) };
     }
 
@@ -196,7 +196,7 @@ impl Heap {
     /// # Safety
     /// It came from this heap with this layout; `size` is not zero.
     pub(super) unsafe fn resize(&mut self, block: NonNull<u8>, layout: Layout, size: usize) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the block came from this heap with this layout, and `size` is not zero (# Safety).
         let done = unsafe { self.talc.try_realloc_in_place(block.as_ptr(), layout, size) };
         if done {
             self.live.mark(bytes_of(block, layout.size()), false);
@@ -244,6 +244,6 @@ fn zero(block: NonNull<u8>, len: usize) {
             return;
         }
     }
-    // SAFETY: the block has `len` bytes.
+    // SAFETY: the block has `len` bytes, as the callers' layouts say, and nobody else refers to them yet.
     unsafe { block.write_bytes(0, len) };
 }

@@ -88,21 +88,21 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: we hold the lock.
+        // SAFETY: this guard holds the lock, so that no other one refers to the value mutably.
         unsafe { &*self.0.value.get() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: we hold the lock.
+        // SAFETY: this guard holds the lock and is borrowed mutably, so that nobody else refers to the value.
         unsafe { &mut *self.0.value.get() }
     }
 }
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: this guard held it.
+        // SAFETY: this guard took the lock, and gives it back once, here.
         unsafe { self.0.give() }
     }
 }

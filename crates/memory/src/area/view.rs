@@ -154,7 +154,8 @@ impl View {
 
     /// Waits for the end of the process that copies the delta's pages.
     fn wait(&self, delta: &DeltaRef, index: u32) -> Result<(), Error> {
-        // SAFETY: as in `apply`.
+        // SAFETY: `apply` calls this with an index below the delta's number of entries, and the list is
+        // within the frames, as it checked.
         let look = || unsafe { delta.entry(self.frames, index) };
         let done = || look().count == 1;
         let pid = look().page;
@@ -275,7 +276,7 @@ impl core::fmt::Debug for View {
 unsafe fn map(mirror: &OwnedFd, start: usize, offset: usize, len: usize) -> rustix::io::Result<()> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    // SAFETY: the caller's promise.
+    // SAFETY: nothing refers to what is mapped there (# Safety).
     unsafe { mmap(without_provenance_mut(start), len, access, flags, mirror, offset as u64) }
         .map(leave_out_of_dumps(len))
 }
@@ -305,7 +306,7 @@ fn beside_the_limit<R>(bytes: usize, map: impl FnOnce() -> R) -> R {
 /// Keeps a mapping out of core dumps: a dump would fill the holes of its file, up to the size of the arena.
 fn leave_out_of_dumps(len: usize) -> impl Fn(*mut core::ffi::c_void) {
     move |start| {
-        // SAFETY: the advice changes no contents.
+        // SAFETY: the advice changes no contents, only what a core dump has of them.
         let _ = unsafe { madvise(start, len, Advice::LinuxDontDump) };
     }
 }

@@ -77,7 +77,8 @@ impl Space {
             return Ok(());
         }
         // What a fork does not copy, or wipes, cannot be held and is copied; there is seldom any.
-        // SAFETY: the buffer is ours.
+        // SAFETY: `text` is a part of the arena that `new` took for this space alone, readable and writable,
+        // and `self` is borrowed mutably.
         let buffer = unsafe {
             core::slice::from_raw_parts_mut(
                 core::ptr::with_exposed_provenance_mut::<u8>(self.text.start),

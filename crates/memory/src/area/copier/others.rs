@@ -52,7 +52,7 @@ impl Others {
         for range in &self.marked {
             let start = core::ptr::with_exposed_provenance_mut(range.start);
             // Where another thread just unmapped a part, the rest is marked all the same.
-            // SAFETY: the advice concerns forks only.
+            // SAFETY: the advice changes what forks copy, and nothing of what this process has there.
             let _ = unsafe { madvise(start, range.len(), Advice::LinuxDontFork) };
         }
         LeftOut(self)
@@ -126,7 +126,7 @@ impl Drop for LeftOut<'_> {
     fn drop(&mut self) {
         for range in &self.0.marked {
             let start = core::ptr::with_exposed_provenance_mut(range.start);
-            // SAFETY: as in `leave_out`.
+            // SAFETY: the advice changes what forks copy, and nothing of what this process has there.
             let _ = unsafe { madvise(start, range.len(), Advice::LinuxDoFork) };
         }
     }
