@@ -105,7 +105,7 @@ impl Channel {
 
     /// Returns the gate as the domain sees it.
     pub fn domain_gate(&self) -> Gate<'_> {
-        // SAFETY: as in `main_gate`.
+        // SAFETY: both blocks begin with a face, zeroed, and live as long as `self`; all fields are atomics.
         unsafe {
             Gate::new(self.domain.start().cast::<Face>().as_ref(), self.main.start().cast::<Face>().as_ref())
         }
@@ -148,7 +148,8 @@ impl Side {
     }
 
     fn other(&self) -> &Face {
-        // SAFETY: as in `face`.
+        // SAFETY: `Channel` keeps the other block, too, mapped for as long as the side lives; all fields are
+        // atomics.
         unsafe { self.theirs.as_ref() }
     }
 

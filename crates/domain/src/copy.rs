@@ -37,7 +37,8 @@ pub struct Copied {
 /// # Safety
 /// The process has one thread as far as libc knows, or the copy only runs async-signal-safe code.
 pub unsafe fn copy_process(kin: Kin) -> core::result::Result<Option<Copied>, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the process has one thread as far as libc knows, or the copy runs async-signal-safe code only
+    // (# Safety).
     unsafe { copy(kin, 0) }
 }
 
@@ -49,7 +50,8 @@ pub unsafe fn copy_process(kin: Kin) -> core::result::Result<Option<Copied>, Err
 /// # Safety
 /// As for [`copy_process`]; and the copy leaves alone what descriptors of the original's it knows.
 pub unsafe fn copy_process_sharing_files(kin: Kin) -> core::result::Result<Option<Copied>, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: as for `copy_process`, and the copy leaves alone what descriptors of the original's it knows
+    // (# Safety).
     unsafe { copy(kin, libc::CLONE_FILES) }
 }
 
@@ -59,7 +61,7 @@ unsafe fn copy(kin: Kin, more: i32) -> core::result::Result<Option<Copied>, Errn
     const PR_GET_TID_ADDRESS: usize = 40;
     let mut thread_id: usize = 0;
     // libc keeps the thread's number where the kernel clears it at the end; the child's copy wants the child's number.
-    // SAFETY: the kernel writes one pointer.
+    // SAFETY: the kernel writes one pointer to `thread_id`, which outlives the call.
     let known = unsafe { syscall!(Sysno::prctl, PR_GET_TID_ADDRESS, &raw mut thread_id) };
     let mut robust: usize = 0;
     let mut robust_len: usize = 0;
@@ -73,8 +75,8 @@ unsafe fn copy(kin: Kin, more: i32) -> core::result::Result<Option<Copied>, Errn
         flags |= (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID).cast_unsigned() as usize;
     }
     let mut pidfd: i32 = -1;
-    // SAFETY: without CLONE_VM this is a fork: the child has a copy of this stack and goes on with it. The kernel writes
-    // one descriptor.
+    // SAFETY: without CLONE_VM this is a fork: the child has a copy of this stack and goes on with it. The
+    // kernel writes one descriptor.
     let pid = unsafe { syscall!(Sysno::clone, flags, 0, &raw mut pidfd, thread_id, 0) }
         .map_err(|e| Errno::from_raw_os_error(e.into_raw()))?;
     if pid == 0 && listed.is_ok() && robust != 0 {

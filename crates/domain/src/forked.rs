@@ -88,7 +88,7 @@ mod tests {
             }
             pid => {
                 let mut status = 0;
-                // SAFETY: waits for our child.
+                // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
                 assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
                 assert_eq!(status, 0);
             }

@@ -122,7 +122,7 @@ fn reset_signals() -> Result<(), Errno> {
         };
         if now.handler != wanted {
             let action = Action { handler: wanted, ..Action::default() };
-            // SAFETY: no handler is installed.
+            // SAFETY: the action is SIG_IGN or SIG_DFL, so that no function is installed as a handler.
             unsafe { signals::set_action(signal, &action) }.map_err(|e| e.errno)?;
         }
     }

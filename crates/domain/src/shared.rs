@@ -144,7 +144,8 @@ impl SharedMemory {
     /// # Safety
     /// Nothing in this process uses the memory any more, and the handle is never dropped in it.
     pub(crate) unsafe fn unmap_here(&self) -> core::result::Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing in this process uses the mapping of `len` bytes any more, and no drop unmaps it
+        // again (# Safety).
         unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) }
     }
 }

@@ -158,7 +158,8 @@ impl Domain {
     /// `channel` outlives the domain. `body` runs in a forked child of a process that may have other threads: it must
     /// not wait for locks that they may have held (std's and libc's allocators are safe).
     pub unsafe fn start(settings: &Settings, channel: &Channel, body: Body) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `channel` outlives the domain, and `body` keeps to what a forked child may do (# Safety);
+        // no other memory is shared.
         unsafe { Self::start_by(settings, channel, &[], body, &|fork| fork()) }
     }
 
@@ -188,7 +189,8 @@ impl Domain {
             .and_then(VerifiedFd::new)
             .map_err(|e| Error::system("eventfd", 0, e))?;
         let prepare_watcher = |mark| {
-            // SAFETY: the mark is null, or in the channel's memory, which is shared with the domain and never unmapped there.
+            // SAFETY: the mark is null, or in the channel's memory, which is shared with the domain and never
+            // unmapped there.
             let mut watcher = unsafe { Watcher::prepare(main.unverified().as_raw_fd(), mark)? };
             let source = EventSource {
                 fd: ending.unverified().as_raw_fd(),

@@ -129,7 +129,8 @@ impl Watcher {
         let argument = core::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // In a child of a domain it is as the domain's own thread left it.
         self.settled.store(0, Ordering::SeqCst);
-        // SAFETY: the thread runs on a stack of its own, and on `self` until it says that it is settled, for which this waits.
+        // SAFETY: the thread runs on a stack of its own, and on `self` until it says that it is settled, for
+        // which this waits.
         let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };
         // clone(3) sets errno on failure, which we read at once on our own thread.
         if result < 0 {
@@ -252,7 +253,8 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
         };
         if found == 0 {
             if let Some((on_idle, with)) = on_idle {
-                // SAFETY: `listen`'s caller vouches for it.
+                // SAFETY: whoever called `listen` promised that the function may be called with `with` in
+                // this thread (# Safety there).
                 let milliseconds = i64::from(unsafe { on_idle(with) }.max(1));
                 let (tv_sec, tv_nsec) = (milliseconds / 1000, milliseconds % 1000 * 1_000_000);
                 idle = Some(rustix::time::Timespec { tv_sec, tv_nsec });
@@ -270,7 +272,8 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
         match source {
             Some(_) if both[1].revents().contains(PollFlags::NVAL) => source = None,
             Some(source) if !both[1].revents().is_empty() => {
-                // SAFETY: `listen`'s caller vouches for it.
+                // SAFETY: whoever called `listen` promised that the function may be called with `with` in
+                // this thread (# Safety there).
                 unsafe { (source.on_readable)(source.with) };
             }
             _ => {}
@@ -320,7 +323,7 @@ mod tests {
         let page = unsafe {
             rustix::mm::mmap_anonymous(core::ptr::null_mut(), PAGE, protection, MapFlags::PRIVATE).unwrap()
         };
-        // SAFETY: there is no mark.
+        // SAFETY: a null mark stands for none, so that nothing has to outlive the watcher.
         let watcher =
             unsafe { Watcher::prepare(std::os::fd::AsRawFd::as_raw_fd(&main), core::ptr::null()) }.unwrap();
         // SAFETY: fresh memory with room for it, which is page-aligned.
@@ -334,13 +337,13 @@ mod tests {
             };
             orrery_sys::signals::set_mask(mask);
             let mut status = 0;
-            // SAFETY: waits for our child.
+            // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             assert_eq!(status, 0, "round {round}: by signal {}", libc::WTERMSIG(status));
         }
         // SAFETY: written above, and used nowhere else.
         drop(unsafe { page.cast::<Watcher>().read() });
-        // SAFETY: our own mapping.
+        // SAFETY: the test mapped the page itself, and nothing refers to it any more.
         unsafe { rustix::mm::munmap(page, PAGE).unwrap() };
     }
 }

@@ -61,8 +61,8 @@ impl Echo {
             let mut side = unsafe { inner.domain() }.unwrap();
             serve(&mut side);
         });
-        // SAFETY: the channel is dropped after the domain. Where a case has another thread, that one waits meanwhile and holds
-        // no lock that the body could want.
+        // SAFETY: the channel is dropped after the domain. Where a case has another thread, that one waits
+        // meanwhile and holds no lock that the body could want.
         let domain = unsafe { Domain::start(settings, &channel, body)? };
         Ok(Self { main, domain, channel })
     }
@@ -151,7 +151,7 @@ fn serve(side: &mut Side) {
             }
             b'p' => text(i64::from(rustix::process::getppid().map_or(0, rustix::process::Pid::as_raw_pid))),
             b'i' => text(own_pid()),
-            // SAFETY: takes a number.
+            // SAFETY: the call takes no pointer.
             b'c' => text(i64::from(unsafe { libc::sched_getscheduler(0) })),
             b'n' => text(i64::from(rustix::process::getpriority_process(None).unwrap())),
             b'a' => text(i64::from(rustix::thread::sched_getaffinity(None).unwrap().count())),
@@ -171,11 +171,11 @@ fn serve(side: &mut Side) {
                 text(i64::try_from(action.sa_sigaction).unwrap())
             }
             b'b' => {
-                // SAFETY: of numbers.
+                // SAFETY: a set of signals consists of integers, for which zero is a valid value.
                 let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
                 // SAFETY: changes nothing, and writes to the mask.
                 unsafe { libc::sigprocmask(0, std::ptr::null(), &raw mut mask) };
-                // SAFETY: reads the mask.
+                // SAFETY: `mask` was initialised above and outlives the call, which only reads it.
                 text(i64::from(unsafe { libc::sigismember(&raw const mask, libc::SIGUSR2) }))
             }
             // How much of a second's processor time it gets.
@@ -279,7 +279,7 @@ fn killed_main(work: impl FnOnce() -> Vec<i64>) -> Vec<i64> {
         child => {
             drop(write);
             let mut status = 0;
-            // SAFETY: writes to the status.
+            // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             let mut buffer = [0; 200];
             let len = rustix::io::read(&read, &mut buffer).unwrap();
@@ -359,7 +359,7 @@ fn instances_are_children_of_main() {
         assert!(!std::path::Path::new(&format!("/proc/{}", pid.as_raw_pid())).exists(), "reaped");
     }
     let mut status = 0;
-    // SAFETY: writes to the status.
+    // SAFETY: the kernel writes at most one `int` to `status`, which outlives the call.
     assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, -1, "no child is left");
 }
 
@@ -539,7 +539,7 @@ fn impossible_settings_name_the_step() {
         let error = Echo::start(&settings).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("choose its CPUs"), "{error}");
         let mut status = 0;
-        // SAFETY: writes to the status.
+        // SAFETY: the kernel writes at most one `int` to `status`, which outlives the call.
         assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, -1, "no child is left");
     }
 }
@@ -600,12 +600,12 @@ fn a_forked_child_of_main_harms_nothing() {
     match unsafe { libc::fork() } {
         0 => {
             drop(echo);
-            // SAFETY: ends the child.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(0) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: writes to the status.
+            // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
             unsafe { libc::waitpid(pid, &raw mut status, 0) };
             assert_eq!(status, 0);
         }

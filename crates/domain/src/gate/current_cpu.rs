@@ -85,7 +85,7 @@ mod tests {
             rustix::thread::sched_setaffinity(None, &set).unwrap();
             // The first time it is asked for, and then it is read.
             assert_eq!([current_cpu(), current_cpu()], [u32::try_from(cpu).unwrap(); 2]);
-            // SAFETY: reads a number.
+            // SAFETY: the call takes no pointer.
             assert_eq!(usize::try_from(unsafe { libc::sched_getcpu() }).unwrap(), cpu);
         }
         rustix::thread::sched_setaffinity(None, &all).unwrap();
