@@ -310,10 +310,10 @@ mod tests {
         // The grandchild keeps this pipe open for as long as it lives.
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let state = run(Duration::from_millis(60), |_| {
-            // SAFETY: both sides only sleep.
+            // SAFETY: both sides only call pause(2), which is async-signal-safe.
             let _ = unsafe { fork() };
             loop {
-                // SAFETY: pause(2) is async-signal-safe.
+                // SAFETY: the call takes no pointer, and pause(2) is async-signal-safe.
                 unsafe { libc::pause() };
             }
         });

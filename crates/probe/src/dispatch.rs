@@ -70,7 +70,7 @@ mod x86_64 {
     }
 
     fn end_dispatch() -> Result<usize, syscalls::Errno> {
-        // SAFETY: it ends what `dispatch` began.
+        // SAFETY: turning the dispatch off takes no pointer, and ends what `dispatch` began.
         unsafe { syscall!(Sysno::prctl, PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, 0, 0, 0) }
     }
 
@@ -84,7 +84,7 @@ mod x86_64 {
         install_handler()?;
         dispatch(PR_SYS_DISPATCH_EXCLUSIVE_ON, 0, 0).during("PR_SET_SYSCALL_USER_DISPATCH")?;
         SELECTOR.store(BLOCK, Ordering::SeqCst);
-        // SAFETY: getpgid only tells a number.
+        // SAFETY: getpgid(2) takes a number and writes no memory; the signal's handler answers it.
         let result = unsafe { raw_syscall!(TRIAL, 0) };
         SELECTOR.store(ALLOW, Ordering::SeqCst);
         end_dispatch().during("PR_SYS_DISPATCH_OFF")?;

@@ -108,7 +108,7 @@ pub(crate) const FAMILY: Family = Family {
 const TRIAL: Sysno = Sysno::getpgid;
 
 fn make_trial_call() -> Result<usize, Errno> {
-    // SAFETY: getpgid only tells a number.
+    // SAFETY: getpgid(2) takes a number and writes no memory.
     unsafe { syscall!(TRIAL, 0) }.map_err(|e| Errno::from_raw_os_error(e.into_raw()))
 }
 
@@ -262,7 +262,8 @@ fn receives_a_new_descriptor() -> i32 {
 
 fn landlock(note: &mut Note) -> Verdict {
     let none: *const u64 = ptr::null();
-    // SAFETY: it only asks.
+    // SAFETY: with LANDLOCK_CREATE_RULESET_VERSION the kernel takes no attributes: the pointer is null and
+    // the size 0.
     let abi = unsafe { syscall!(Sysno::landlock_create_ruleset, none, 0, LANDLOCK_CREATE_RULESET_VERSION) }
         .during("landlock_create_ruleset")?;
     let handled: u64 = u64::from(LANDLOCK_ACCESS_FS_READ_FILE);

@@ -127,7 +127,7 @@ fn kvm(note: &mut Note) -> Verdict {
     const KVM_CREATE_VM: u32 = 0xae01;
     let device =
         openat(CWD, c"/dev/kvm", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).during("open /dev/kvm")?;
-    // SAFETY: it only asks.
+    // SAFETY: this ioctl takes no pointer and changes nothing.
     let version = unsafe { syscall!(Sysno::ioctl, device.as_raw_fd(), KVM_GET_API_VERSION, 0) }
         .during("KVM_GET_API_VERSION")?;
     // SAFETY: it makes a descriptor, which is ours alone.
@@ -160,7 +160,7 @@ fn bridge(note: &mut Note) -> Verdict {
     let socket =
         socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).during("socket")?;
     let name: &[u8; libc::IFNAMSIZ] = b"orreryprobe\0\0\0\0\0";
-    // SAFETY: the kernel reads IFNAMSIZ bytes.
+    // SAFETY: the kernel reads IFNAMSIZ bytes at most, which the array has, and which outlive the call.
     unsafe { syscall!(Sysno::ioctl, socket.as_raw_fd(), SIOCBRADDBR, name.as_ptr()) }
         .during("SIOCBRADDBR")?;
     // SAFETY: the kernel reads IFNAMSIZ bytes, which the array has.

@@ -227,7 +227,7 @@ fn ksm(note: &mut Note) -> Verdict {
 fn ksm_whole_process(_: &mut Note) -> Verdict {
     // SAFETY: it lets the kernel merge equal pages, which the program cannot notice.
     unsafe { syscall!(Sysno::prctl, PR_SET_MEMORY_MERGE, 1, 0, 0, 0) }.during("PR_SET_MEMORY_MERGE")?;
-    // SAFETY: it only asks.
+    // SAFETY: the call takes no pointer and changes nothing.
     let merging =
         unsafe { syscall!(Sysno::prctl, PR_GET_MEMORY_MERGE, 0, 0, 0, 0) }.during("PR_GET_MEMORY_MERGE")?;
     expect(merging == 1, "the setting does not stick")

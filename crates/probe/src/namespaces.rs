@@ -106,7 +106,7 @@ fn user_namespace(_: &mut Note) -> Verdict {
 
 fn pid_namespace(note: &mut Note) -> Verdict {
     enter(UnshareFlags::NEWPID, c"/proc/self/ns/pid_for_children", note)?;
-    // SAFETY: getpid is async-signal-safe.
+    // SAFETY: the child calls getpid(2) only, which is async-signal-safe.
     let mut first = unsafe { Partner::start(|| getpid().as_raw_nonzero().get()) }.during("fork")?;
     expect(first.exit_status().during("waitpid")? == Some(1), "the first process inside is not number 1")
 }
@@ -125,7 +125,7 @@ fn mount_namespace(note: &mut Note) -> Verdict {
 
 fn detached_mount(note: &mut Note) -> Verdict {
     const FSCONFIG_CMD_CREATE: u32 = 6;
-    // SAFETY: the string ends in NUL.
+    // SAFETY: the kernel reads the literal up to its NUL, which is static.
     let open = || unsafe { syscall!(Sysno::fsopen, c"tmpfs".as_ptr(), 0) };
     let context = match open() {
         Err(error) if error.into_raw() == libc::EPERM => {
@@ -136,7 +136,7 @@ fn detached_mount(note: &mut Note) -> Verdict {
         other => other,
     };
     let context = context.during("fsopen")?;
-    // SAFETY: no strings are given.
+    // SAFETY: for FSCONFIG_CMD_CREATE the kernel reads no string: key and value are null.
     unsafe { syscall!(Sysno::fsconfig, context, FSCONFIG_CMD_CREATE, 0, 0, 0) }.during("fsconfig")?;
     // SAFETY: only a descriptor is made, which the child leaves behind.
     unsafe { syscall!(Sysno::fsmount, context, 0, 0) }.during("fsmount").map(drop)
@@ -158,7 +158,7 @@ fn time_namespace(note: &mut Note) -> Verdict {
     let clock = || rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
     let outside = clock();
     // Only children are inside; there the clock is a million seconds ahead.
-    // SAFETY: clock_gettime is async-signal-safe.
+    // SAFETY: the child calls clock_gettime(2) only, which is async-signal-safe.
     let mut inside =
         unsafe { Partner::start(|| i32::from(clock() - outside >= 1_000_000)) }.during("fork")?;
     expect(inside.exit_status().during("waitpid")? == Some(1), "the clock inside is not shifted")

@@ -145,7 +145,7 @@ fn kcmp(_: &mut Note) -> Verdict {
     let other = memfd_create(c"orrery-probe", MemfdFlags::CLOEXEC).during("memfd_create")?;
     let me = process::getpid().as_raw_nonzero().get();
     let differ = |second: &OwnedFd| {
-        // SAFETY: it only compares.
+        // SAFETY: the call takes numbers only, and compares two descriptors that are open.
         unsafe { syscall!(Sysno::kcmp, me, me, KCMP_FILE, file.as_raw_fd(), second.as_raw_fd()) }
             .during("kcmp")
     };
@@ -158,7 +158,8 @@ fn clone3(_: &mut Note) -> Verdict {
     let mut args: clone_args = unsafe { zeroed() };
     args.flags = u64::from(CLONE_PIDFD);
     args.pidfd = ptr::from_mut(&mut pidfd).expose_provenance() as u64;
-    // SAFETY: the child ends at once.
+    // SAFETY: the arguments and the `pidfd` that they name outlive the call; they share nothing with the
+    // child, which ends at once.
     let Some(pid) = unsafe { tools::clone3(&mut args) }.during("clone3")? else { exit(7) };
     let status = process::waitpid(Some(pid), WaitOptions::empty()).during("waitpid")?;
     expect(pidfd >= 0, "no pidfd came with the child")?;
@@ -171,7 +172,7 @@ fn close_range(_: &mut Note) -> Verdict {
     let number = std::os::fd::IntoRawFd::into_raw_fd(copy);
     // SAFETY: the only descriptor in the range is the copy, whose ownership was given up.
     unsafe { syscall!(Sysno::close_range, number, number, 0) }.during("close_range")?;
-    // SAFETY: F_GETFD only asks.
+    // SAFETY: F_GETFD takes no pointer, and a closed number is an error.
     let gone = unsafe { syscall!(Sysno::fcntl, number, libc::F_GETFD) }.is_err();
     expect(gone, "the descriptor is still open")
 }
@@ -197,7 +198,7 @@ fn ptrace(_: &mut Note) -> Verdict {
     let pid = partner.pid().as_raw_nonzero().get();
     // SAFETY: it attaches to our own child.
     unsafe { syscall!(Sysno::ptrace, PTRACE_SEIZE, pid, 0, PTRACE_O_EXITKILL) }.during("PTRACE_SEIZE")?;
-    // SAFETY: it stops our own child.
+    // SAFETY: the call stops our own child and uses no pointer.
     unsafe { syscall!(Sysno::ptrace, PTRACE_INTERRUPT, pid, 0, 0) }.during("PTRACE_INTERRUPT")?;
     let status = process::waitpid(Some(partner.pid()), WaitOptions::UNTRACED).during("waitpid")?;
     expect(status.is_some_and(|(_, status)| status.stopped()), "the traced process does not stop")?;
@@ -219,7 +220,8 @@ fn proc_children(_: &mut Note) -> Verdict {
 
 /// Makes a POSIX timer that never notifies; `id` is what the kernel may be asked for.
 fn silent_timer(id: &mut i32) -> Result<(), syscalls::Errno> {
-    // SAFETY: all-zero is a valid `sigevent`.
+    // SAFETY: a `sigevent` consists of integers and a union of them and pointers, for which all-zero is a
+    // valid value.
     let mut event: libc::sigevent = unsafe { zeroed() };
     event.sigev_notify = libc::SIGEV_NONE;
     // SAFETY: the kernel reads the event and writes the id.

@@ -82,7 +82,7 @@ fn user_shadow_stack(note: &mut Note) -> Verdict {
     const ARCH_SHSTK_STATUS: u32 = 0x5005;
     const ARCH_SHSTK_SHSTK: u64 = 1;
     let mut status = 0u64;
-    // SAFETY: the kernel writes one word.
+    // SAFETY: the kernel writes one word to `status`, which outlives the call.
     unsafe { syscall!(Sysno::arch_prctl, ARCH_SHSTK_STATUS, &raw mut status) }.during("ARCH_SHSTK_STATUS")?;
     if status & ARCH_SHSTK_SHSTK != 0 {
         note.say(format_args!("on in this process"));

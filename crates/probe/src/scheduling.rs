@@ -73,7 +73,7 @@ fn sched_fifo(_: &mut Note) -> Verdict {
     // SAFETY: the kernel reads the parameters; the child ends within microseconds.
     unsafe { syscall!(Sysno::sched_setscheduler, 0, libc::SCHED_FIFO, &raw const parameters) }
         .during("sched_setscheduler(SCHED_FIFO)")?;
-    // SAFETY: it only asks.
+    // SAFETY: the call takes no pointer and changes nothing.
     let now = unsafe { syscall!(Sysno::sched_getscheduler, 0) }.during("sched_getscheduler")?;
     expect(i32::try_from(now) == Ok(libc::SCHED_FIFO), "the class does not stick")
 }
@@ -90,10 +90,11 @@ fn sched_slice(note: &mut Note) -> Verdict {
     /// The shortest that Linux 6.12 and later take.
     const SHORTEST: u64 = 100_000;
     let size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
-    // SAFETY: all-zero is a valid `sched_attr`.
+    // SAFETY: a `sched_attr` consists of integers, for which all-zero is a valid value.
     let mut attributes: libc::sched_attr = unsafe { zeroed() };
     (attributes.size, attributes.sched_runtime) = (size, SHORTEST);
-    // SAFETY: the kernel reads the attributes.
+    // SAFETY: the kernel reads as many bytes of `attributes` as its `size` says, which it has, and they
+    // outlive the call.
     unsafe { syscall!(Sysno::sched_setattr, 0, &raw const attributes, 0) }
         .during("sched_setattr(SCHED_OTHER)")?;
     attributes.sched_runtime = 0;
@@ -106,14 +107,15 @@ fn sched_slice(note: &mut Note) -> Verdict {
 
 fn sched_deadline(_: &mut Note) -> Verdict {
     const SCHED_DEADLINE: u32 = 6;
-    // SAFETY: all-zero is a valid `sched_attr`.
+    // SAFETY: a `sched_attr` consists of integers, for which all-zero is a valid value.
     let mut attributes: libc::sched_attr = unsafe { zeroed() };
     attributes.size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
     attributes.sched_policy = SCHED_DEADLINE;
     attributes.sched_runtime = 1_000_000;
     attributes.sched_deadline = 100_000_000;
     attributes.sched_period = 100_000_000;
-    // SAFETY: the kernel reads the attributes.
+    // SAFETY: the kernel reads as many bytes of `attributes` as its `size` says, which it has, and they
+    // outlive the call.
     unsafe { syscall!(Sysno::sched_setattr, 0, &raw const attributes, 0) }
         .during("sched_setattr(SCHED_DEADLINE)")
         .map(drop)

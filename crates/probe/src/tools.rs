@@ -113,7 +113,7 @@ impl Partner {
 
     /// Forks one that sleeps until it is killed.
     pub(crate) fn asleep() -> Result<Self, Errno> {
-        // SAFETY: pause(2) is async-signal-safe.
+        // SAFETY: the child calls pause(2) only, which is async-signal-safe.
         unsafe {
             Self::start(|| {
                 loop {
@@ -152,7 +152,7 @@ impl Drop for Partner {
 pub(crate) unsafe fn owned(result: Result<usize, syscalls::Errno>) -> Result<OwnedFd, Errno> {
     let fd = result.map_err(|e| Errno::from_raw_os_error(e.into_raw()))?;
     let fd = i32::try_from(fd).map_err(|_| Errno::BADF)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the kernel just made the descriptor, and nobody else owns it (# Safety).
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -247,7 +247,7 @@ mod tests {
         let pid = sleeper.pid();
         drop(sleeper);
         assert_eq!(waitpid(Some(pid), WaitOptions::NOHANG).err(), Some(Errno::CHILD));
-        // SAFETY: it only returns a number.
+        // SAFETY: the child returns a number, and so runs async-signal-safe code only.
         let mut worker = unsafe { Partner::start(|| 7) }.unwrap();
         assert_eq!(worker.exit_status(), Ok(Some(7)));
     }
