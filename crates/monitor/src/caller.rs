@@ -147,7 +147,7 @@ impl Status {
     fn keeps_over_exec(&self) -> bool {
         let Credentials { user, real_user, capabilities, .. } = &self.credentials;
         let superuser = *user == 0 && *real_user == 0 && capabilities & !self.bounding == 0;
-        // SAFETY: asks for a number.
+        // SAFETY: this prctl(2) takes no pointer and changes nothing.
         let plain = unsafe { libc::prctl(libc::PR_GET_SECUREBITS) } == 0;
         plain && (*capabilities == 0 || superuser)
     }
@@ -233,7 +233,7 @@ impl Callers {
 }
 
 fn open(thread: i32, flags: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: it makes a descriptor.
+    // SAFETY: the call takes numbers only, and makes a descriptor that nobody knows yet.
     let handle = unsafe { syscall!(Sysno::pidfd_open, thread, flags) }.map_err(errno)?;
     let handle = i32::try_from(handle).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel made it for us.
@@ -242,7 +242,7 @@ fn open(thread: i32, flags: i32) -> Result<OwnedFd, Errno> {
 
 impl Caller {
     fn lives(&self) -> bool {
-        // SAFETY: signal 0 only asks.
+        // SAFETY: the call's pointer is null, and signal 0 changes nothing.
         let asked = unsafe { syscall!(Sysno::pidfd_send_signal, self.handle.as_raw_fd(), 0, 0, 0) };
         asked != Err(syscalls::Errno::ESRCH)
     }
@@ -252,7 +252,7 @@ impl Caller {
     /// # Errors
     /// `EBADF`.
     pub(crate) fn descriptor(&self, number: i32) -> Result<OwnedFd, Errno> {
-        // SAFETY: it makes a descriptor.
+        // SAFETY: the call takes numbers only, and makes a descriptor that nobody knows yet.
         let file =
             unsafe { syscall!(Sysno::pidfd_getfd, self.handle.as_raw_fd(), number, 0) }.map_err(errno)?;
         let file = i32::try_from(file).map_err(|_| Errno::BADF)?;

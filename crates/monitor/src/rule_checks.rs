@@ -36,16 +36,19 @@ fn own_addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut at = list;
     // SAFETY: each entry lives until the list is given back, and the last one's successor is null.
     while let Some(entry) = unsafe { at.as_ref() } {
-        // SAFETY: an address is null or begins with its family, which tells how long it is; IPv4's is 16 bytes, IPv6's is 28.
+        // SAFETY: an address is null or begins with its family, which tells how long it is; IPv4's is 16
+        // bytes, IPv6's is 28.
         let found =
             unsafe { entry.ifa_addr.as_ref() }.and_then(|address| match i32::from(address.sa_family) {
                 libc::AF_INET => {
-                    // SAFETY: as above.
+                    // SAFETY: an address of family AF_INET has the 16 bytes of a `sockaddr_in`, and is read
+                    // unaligned.
                     let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
                     Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))))
                 }
                 libc::AF_INET6 => {
-                    // SAFETY: as above.
+                    // SAFETY: an address of family AF_INET6 has the 28 bytes of a `sockaddr_in6`, and is read
+                    // unaligned.
                     let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
                     Some(IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)))
                 }

@@ -67,7 +67,7 @@ pub(crate) fn spawn(
         || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(Error::kernel("making a pipe"));
     let (from_child, to_parent) = pipe()?;
     let (from_parent, to_child) = pipe()?;
-    // SAFETY: without effects on memory.
+    // SAFETY: this prctl(2) takes no pointer.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     let parent = rustix::process::getpid();
     // SAFETY: the child makes system calls and calls `work`; it does not return from here.
@@ -166,7 +166,7 @@ fn confine_child(
         return Err(Errno::SRCH);
     }
     // Rust programs ignore it; others expect the default.
-    // SAFETY: sets no handler.
+    // SAFETY: SIG_DFL installs no function as a handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     // SAFETY: zero is an empty set of signals.
     let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -224,7 +224,7 @@ fn keep(capabilities: CapabilitySet) -> Result<(), Errno> {
 /// Fetches a descriptor of the child's.
 fn fetch(process: rustix::process::Pid, number: i32) -> Result<OwnedFd, Errno> {
     let handle = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty())?;
-    // SAFETY: makes a descriptor.
+    // SAFETY: the call takes numbers only, and makes a descriptor that nobody knows yet.
     let fetched = unsafe { syscall!(Sysno::pidfd_getfd, handle.as_raw_fd(), number, 0) }.map_err(errno)?;
     let fetched = i32::try_from(fetched).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel made it for us.

@@ -47,7 +47,7 @@ fn watched() -> libc::sigset_t {
 /// Keeps the signals that are passed on for [`Guarded::supervise`]. To be called before
 /// [`Run::start`](crate::Run::start), so that threads inherit it and nothing gets lost.
 pub fn block_signals() {
-    // SAFETY: the set lives.
+    // SAFETY: the set is a static that was initialised, and the null pointer asks for no old mask.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const SET.0, std::ptr::null_mut()) };
 }
 
@@ -80,9 +80,10 @@ impl Guarded {
     pub fn supervise_until(self, ended: impl FnOnce(), enough: impl Fn() -> bool) -> Result<End, Error> {
         let mut end = None;
         while end.is_none() {
-            // SAFETY: the structure consists of numbers.
+            // SAFETY: a `siginfo_t` consists of integers and pointers, for which all-zero is a valid value.
             let mut information: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            // SAFETY: both live.
+            // SAFETY: the set is a static, and the C library writes one `siginfo_t` to `information`, which
+            // outlives the call.
             let signal = unsafe { libc::sigwaitinfo(&raw const SET.0, &raw mut information) };
             if signal == libc::SIGCHLD {
                 end = self.reap();
@@ -126,7 +127,7 @@ impl Guarded {
     /// The program may have left others behind, which need the monitor still.
     fn wait_for_the_rest(&self, enough: impl Fn() -> bool) {
         // From here on signals end the monitor.
-        // SAFETY: the set lives.
+        // SAFETY: the set is a static that was initialised, and the null pointer asks for no old mask.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const SET.0, std::ptr::null_mut()) };
         while !enough() && !over(&self.state) {
             while matches!(waitpid(None::<Pid>, WaitOptions::NOHANG), Ok(Some(_))) {}

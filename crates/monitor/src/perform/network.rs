@@ -377,7 +377,7 @@ pub(super) fn listen(syscall: &Syscall<'_>) -> Outcome {
         _ => syscall.permit_bind(&Address::Other(0))?,
     }
     syscall.still_waits()?;
-    // SAFETY: both are numbers.
+    // SAFETY: the call takes numbers only, and the socket is open.
     unsafe { syscall!(Sysno::listen, socket.as_raw_fd(), syscall.int(1)) }.map_err(errno)?;
     Ok(Answer::Value(0))
 }

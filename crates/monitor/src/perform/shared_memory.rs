@@ -27,7 +27,7 @@ fn is_own(syscall: &Syscall<'_>, number: i32) -> Result<bool, Errno> {
 
 pub(super) fn shmget(syscall: &Syscall<'_>) -> Outcome {
     let arguments = syscall.notification.arguments;
-    // SAFETY: numbers go by value.
+    // SAFETY: the call takes numbers only, by value.
     let made = unsafe { syscall!(Sysno::shmget, arguments[0], arguments[1], arguments[2]) }.map_err(errno)?;
     let number = i32::try_from(made).map_err(|_| Errno::INVAL)?;
     let other = if syscall.state.callers.alike() { None } else { syscall.caller()?.other.as_ref() };
