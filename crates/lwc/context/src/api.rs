@@ -93,7 +93,7 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
 /// # Safety
 /// In a program with other threads, the child must not need what one of them may have held.
 pub unsafe fn fork() -> Result<Forked> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the child needs nothing that another thread may have held at the fork (# Safety).
     unsafe { new_root::fork() }
 }
 

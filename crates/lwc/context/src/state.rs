@@ -626,7 +626,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         // The program may have closed it, and the number may name something else.
         if self.is_intact() {
-            // SAFETY: it is dropped here alone.
+            // SAFETY: the descriptor is dropped here alone, and `self` is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }

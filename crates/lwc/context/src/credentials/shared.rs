@@ -159,7 +159,7 @@ impl Credentials {
     fn own() -> rustix::io::Result<Self> {
         let (mut users, mut groups) = ([0_u32; 3], [0_u32; 3]);
         let [real, effective, saved] = &mut users;
-        // SAFETY: the kernel writes three numbers.
+        // SAFETY: the kernel writes one number to each of three variables of this frame.
         checked(unsafe { syscall!(Sysno::getresuid, &raw mut *real, &raw mut *effective, &raw mut *saved) })?;
         let [real, effective, saved] = &mut groups;
         // SAFETY: the kernel writes three numbers into three variables of this frame.
@@ -188,12 +188,12 @@ impl Credentials {
         }
         // The C library's own calls, for they concern all threads.
         if self.others != own.others {
-            // SAFETY: reads that many numbers.
+            // SAFETY: the kernel reads as many numbers as the list has, which outlives the call.
             called(unsafe { libc::setgroups(self.others.len(), self.others.as_ptr()) })?;
         }
         if self.groups != own.groups {
             let [real, effective, saved] = self.groups;
-            // SAFETY: changes who the process is.
+            // SAFETY: the call takes numbers only; a change of identity invalidates no memory.
             called(unsafe { libc::setresgid(real, effective, saved) })?;
         }
         if self.users != own.users {

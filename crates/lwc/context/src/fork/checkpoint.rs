@@ -163,9 +163,10 @@ fn set_up(state: &mut Held) -> Result<()> {
             lifetime.add(&grant.socket, slot)?;
         }
     }
-    // SAFETY: there is no mark.
+    // SAFETY: a null mark stands for none, so that nothing has to outlive the watcher.
     let mut watcher = unsafe { Watcher::prepare(state.main, std::ptr::null())? };
-    // SAFETY: as for a new context.
+    // SAFETY: the source's functions keep to the rules of the watcher's thread, and its lifetime is never
+    // freed, as for a new context.
     unsafe { watcher.listen(lifetime.event_source()) };
     start(watcher, lifetime)
 }

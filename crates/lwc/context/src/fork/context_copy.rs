@@ -141,7 +141,7 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
 /// Ends a copy that nobody waits for, without a trace in what it shares.
 pub(crate) fn end_at_once() -> ! {
     loop {
-        // SAFETY: ends the process.
+        // SAFETY: the call takes a number and ends the process.
         let _ = unsafe { syscall!(Sysno::exit_group, 0) };
     }
 }
@@ -183,7 +183,7 @@ fn become_double(
         lifetime.close_copy();
     }
     let main = std::mem::replace(&mut state.main, root.into_raw_fd());
-    // SAFETY: nobody else closes it.
+    // SAFETY: the state owned the number and has another one now, so that nobody closes it again.
     unsafe { rustix::io::close(main) };
     exchange(state, line, until).map_err(failed)?;
     state.list_names();
@@ -204,7 +204,8 @@ fn become_double(
     }
     // SAFETY: the mark is in the program's shared pages, which contexts never unmap.
     let mut watcher = unsafe { Watcher::prepare(state.main, place.face.mark())? };
-    // SAFETY: as for a new context.
+    // SAFETY: the source's functions keep to the rules of the watcher's thread, and its lifetime is never
+    // freed, as for a new context.
     unsafe { watcher.listen(lifetime.event_source()) };
     let watcher = Box::leak(Box::new(watcher));
     let thread = watcher.start().map_err(failed)?;

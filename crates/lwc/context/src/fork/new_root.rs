@@ -84,7 +84,8 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     state.program = Box::leak(Box::new(program));
     signal_forwarding::set_slot(state.program, ROOT);
     state.creator = Creator::here();
-    // SAFETY: nobody else closes it.
+    // SAFETY: `main` is a descriptor that the state owns by its number, which is replaced below, so that
+    // nobody closes it again.
     unsafe { rustix::io::close(state.main) };
     state.main = own_pidfd()?.into_raw_fd();
     state.list_names();
@@ -108,7 +109,7 @@ pub(crate) unsafe fn fork() -> Result<Forked> {
         return Err(Error::NotTheRoot);
     }
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the child needs nothing that another thread may have held at the fork (# Safety).
     match unsafe { libc::fork() } {
         -1 => Err(failed(orrery_domain::watch::last_errno())),
         0 => {

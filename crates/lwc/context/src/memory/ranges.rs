@@ -141,7 +141,7 @@ pub(crate) fn map(range: PageRange, file: &OwnedFd, flags: MapFlags) -> Result<(
 pub(crate) fn privatise(range: PageRange) -> rustix::io::Result<()> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let length = range.len();
-    // SAFETY: a new mapping replaces none.
+    // SAFETY: a new mapping at an address of the kernel's choice replaces none.
     let copy =
         unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE) }?;
     let there = std::ptr::with_exposed_provenance_mut::<std::ffi::c_void>(range.start);

@@ -190,7 +190,8 @@ impl Program {
     /// # Safety
     /// Nobody here uses it any more.
     pub(crate) unsafe fn leave(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: nobody in this process uses the program's memory, which is the whole mapping, any more
+        // (# Safety).
         let _ = unsafe { rustix::mm::munmap(self.memory.start().as_ptr().cast(), self.memory.len()) };
     }
 

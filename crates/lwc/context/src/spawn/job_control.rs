@@ -57,7 +57,8 @@ pub(crate) fn stop_by_terminal() -> Mask {
         let handler = signals::action(signal).map(|former| former.handler);
         // A context of a context has it already.
         let is_set = handler == Ok(action.handler)
-            // SAFETY: the handler is async-signal-safe.
+            // SAFETY: the handler has the type that the flags ask for, and makes async-signal-safe calls
+            // only; the restorer returns from it.
             || handler == Ok(libc::SIG_DFL) && unsafe { signals::set_action(signal, &action) }.is_ok();
         if is_set {
             stopped |= signals::mask_of(&[signal]);
@@ -81,7 +82,7 @@ fn halt() {
         slot.halted.store(1, SeqCst);
         any.store(1, SeqCst);
     }
-    // SAFETY: stops this process.
+    // SAFETY: the call takes numbers only, and stops this process.
     let _ = unsafe { syscall!(Sysno::kill, own, libc::SIGSTOP) };
 }
 

@@ -152,7 +152,7 @@ unsafe extern "C" fn on_event(with: *const c_void) {
     }
     if lifetime.held.load(Ordering::SeqCst) <= 0 && !lifetime.program.has_control(lifetime.me) {
         let own = rustix::process::getpid().as_raw_pid();
-        // SAFETY: ends this process.
+        // SAFETY: the call takes numbers only, and ends this process.
         let _ = unsafe { syscall!(Sysno::kill, own, libc::SIGKILL) };
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Priority {
 impl Priority {
     /// That of a thread; the calling one for none. `None` where the kernel does not say.
     pub(super) fn of(thread: Option<Pid>) -> Option<Self> {
-        // SAFETY: all-zero is a valid `sched_attr`.
+        // SAFETY: a `sched_attr` consists of integers, for which all-zero is a valid value.
         let mut attributes: libc::sched_attr = unsafe { zeroed() };
         let (pid, size) = (thread.map_or(0, Pid::as_raw_pid), size_of::<libc::sched_attr>());
         // SAFETY: the kernel writes at most so many bytes.
@@ -40,7 +40,7 @@ impl Priority {
     }
 
     pub(super) fn set(self, thread: Pid) -> bool {
-        // SAFETY: all-zero is a valid `sched_attr`.
+        // SAFETY: a `sched_attr` consists of integers, for which all-zero is a valid value.
         let mut attributes: libc::sched_attr = unsafe { zeroed() };
         attributes.size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
         attributes.sched_policy = self.policy;

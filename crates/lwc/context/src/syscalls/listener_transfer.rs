@@ -58,7 +58,7 @@ fn send_listener(transfer: &ListenerTransfer) {
     }
     for number in [transfer.memory, transfer.starter] {
         if number >= 0 {
-            // SAFETY: both were left to us.
+            // SAFETY: the numbers are open and were left to this thread, so that nobody else closes them.
             unsafe { rustix::io::close(number) };
         }
     }
@@ -81,6 +81,7 @@ fn send_listener(transfer: &ListenerTransfer) {
 /// # Safety
 /// `with` is a [`ListenerTransfer`] that is never freed.
 pub(crate) unsafe fn on_event(with: *const c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `with` leads to a transfer that is never freed (# Safety), and whose members that change are
+    // atomics.
     send_listener(unsafe { &*with.cast::<ListenerTransfer>() });
 }

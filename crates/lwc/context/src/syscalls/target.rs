@@ -164,7 +164,7 @@ pub(crate) fn take(
     let mark = Id(mark.try_into().map_err(|_| Errno::INVAL)?);
     let file = introduction::take_marked(state, mark).ok_or(Errno::BADMSG)?;
     let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
-    // SAFETY: copies a descriptor of ours.
+    // SAFETY: the call takes numbers only, and copies a descriptor that `file` keeps open.
     let number = unsafe { syscall!(Sysno::fcntl, file.as_raw_fd(), command, 0) };
     number.map(|number| number as u64).map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
 }

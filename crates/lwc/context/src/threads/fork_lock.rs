@@ -322,7 +322,7 @@ mod tests {
             }
             pid => {
                 let mut status = 0;
-                // SAFETY: waits for our child.
+                // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
                 unsafe { libc::waitpid(pid, &raw mut status, 0) };
                 assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
             }
@@ -343,7 +343,7 @@ mod tests {
             }
             pid => {
                 let mut status = 0;
-                // SAFETY: waits for our child.
+                // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
                 unsafe { libc::waitpid(pid, &raw mut status, 0) };
                 assert!(matches!(libc::WEXITSTATUS(status), 7 | 8), "{status:#x}");
                 libc::WEXITSTATUS(status) == 7

@@ -65,7 +65,8 @@ impl std::ops::Deref for Held {
     type Target = State;
 
     fn deref(&self) -> &State {
-        // SAFETY: it is our turn.
+        // SAFETY: a `Held` exists only while this thread has the turn, and mutable references come from a
+        // mutably borrowed one alone.
         match unsafe { &*STATE.0.get() } {
             Some(state) => state,
             None => unreachable!("`hold` saw to it"),
@@ -169,7 +170,8 @@ fn take_turn(asking: bool) -> Result<Option<Held>> {
     }
     let (here, half_changed) = if asking { take_both() } else { take_in_this() };
     let held = Held { asking };
-    // SAFETY: it is our turn.
+    // SAFETY: this thread has just taken the turn, so nobody else refers to the state, and `held` is not
+    // dereferenced meanwhile.
     let state = unsafe { &mut *STATE.0.get() };
     match state {
         // Most are this: a thread that has been here before.
@@ -207,7 +209,8 @@ fn take_both() -> (Creator, bool) {
 /// Whose the state is, where that is not as it was.
 #[inline(never)]
 fn identify_process(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
-    // SAFETY: it is our turn.
+    // SAFETY: this thread has the turn, as `held` shows, so nobody else refers to the state; `held` is not
+    // dereferenced meanwhile.
     let state = unsafe { &mut *STATE.0.get() };
     if half_changed {
         // What another thread was changing when this process was forked is of no use here.
@@ -236,7 +239,7 @@ pub(crate) fn hold_as_counterpart() -> Option<Held> {
     TURN.take();
     logical::arrive();
     let mut held = Held { asking: false };
-    // SAFETY: it is our turn.
+    // SAFETY: this thread has just taken the turn, so nobody else refers to the state mutably.
     unsafe { &*STATE.0.get() }.as_ref()?;
     let logical_thread = logical::own(held.program, held.me).ok()?;
     held.logical_thread = logical_thread;
@@ -257,7 +260,8 @@ pub(crate) fn hold_or_become_root(handlers: &'static Handlers) -> Result<Held> {
     }
     TURN.take();
     let held = Held { asking: false };
-    // SAFETY: it is our turn.
+    // SAFETY: this thread has just taken the turn, so nobody else refers to the state, and `held` is not
+    // dereferenced meanwhile.
     let state = unsafe { &mut *STATE.0.get() };
     if state.as_ref().is_some_and(|state| state.creator.is_here()) {
         // Another thread was faster.

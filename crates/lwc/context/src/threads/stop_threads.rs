@@ -198,7 +198,7 @@ fn listens(threads: &Threads, thread: i32) -> bool {
 }
 
 fn is_there(process: i32, thread: u32) -> bool {
-    // SAFETY: a signal that is none.
+    // SAFETY: the call takes numbers only, and signal 0 is not sent.
     let there = unsafe { syscall!(Sysno::tgkill, process, thread, 0) };
     there.map_err(syscalls::Errno::into_raw) != Err(libc::ESRCH)
 }
@@ -232,7 +232,8 @@ fn install_once() -> Result<()> {
         restorer: signals::restorer as *const () as usize,
         mask: Mask::MAX & !NEVER_BLOCKED,
     };
-    // SAFETY: the handler is async-signal-safe.
+    // SAFETY: the handler has the type that SA_SIGINFO asks for and is async-signal-safe; the restorer
+    // returns from it.
     unsafe { signals::set_action(SIGNAL, &action)? };
     INSTALLED.store(true, SeqCst);
     Ok(())
@@ -279,7 +280,7 @@ extern "C" fn on_signal(signal: i32, info: *const QueuedInfo, frame: *mut Frame)
     stop.clear.store(clear, SeqCst);
     stop.robust.store(robust, SeqCst);
     stop.pointer.store(usize::try_from(pointer).unwrap_or(0), SeqCst);
-    // SAFETY: statics stay valid.
+    // SAFETY: the pointers lead to statics, which stay valid.
     let copied =
         unsafe { arch::hold_still(&raw const stop.stack, &raw const ROUND, current, &raw const ARRIVED) };
     if copied == 1 {
@@ -423,7 +424,7 @@ mod tests {
             PASSED.store(signal, SeqCst);
         }
         FORMER.store(note as *const () as usize, SeqCst);
-        // SAFETY: all-zero is a siginfo.
+        // SAFETY: a `QueuedInfo` consists of integers, for which all-zero is a valid value.
         let info: QueuedInfo = unsafe { std::mem::zeroed() };
         on_signal(SIGNAL, &raw const info, std::ptr::null_mut());
         assert_eq!(PASSED.load(SeqCst), SIGNAL);

@@ -36,7 +36,7 @@ fn hide_secret(address: usize) -> i32 {
     unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).copy_from(secret().as_ptr(), 16) };
     let file = tempfile::tempfile().unwrap();
     std::io::Write::write_all(&mut &file, &secret()).unwrap();
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes numbers only.
     let far = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 700) };
     assert!(far >= 700);
     far
@@ -71,7 +71,7 @@ fn attempt(attack: Attack, target: &Target) -> String {
         // SAFETY: ends the child without running anything of its parent's.
         unsafe { libc::_exit(0) };
     }
-    // SAFETY: the end is nobody else's.
+    // SAFETY: the end is owned by its number in this function alone, and is closed once.
     unsafe { libc::close(pipe[1]) };
     let mut got = String::new();
     // SAFETY: the end is ours, and is owned here from now on.
@@ -83,7 +83,7 @@ fn attempt(attack: Attack, target: &Target) -> String {
 /// Makes an attack on all targets. `works` says whether it gets something from a process that is open.
 fn is_refused(attack: Attack, works: bool) {
     assert!(become_ordinary());
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes numbers only.
     unsafe { libc::setpgid(0, 0) };
     let words = shared_words();
     let address = Pages::new(1).address();
@@ -92,7 +92,7 @@ fn is_refused(attack: Attack, works: bool) {
     // SAFETY: the child hides its secret and sleeps.
     let open = unsafe { libc::fork() };
     if open == 0 {
-        // SAFETY: takes numbers only.
+        // SAFETY: PR_SET_PDEATHSIG takes numbers only.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         CAUGHT.store(words[0].as_ptr(), Ordering::SeqCst);
         words[1].store(hide_secret(address).unsigned_abs().into(), Ordering::SeqCst);
@@ -295,7 +295,7 @@ pub(crate) fn attack_by_descriptors_of_its_own() {
             if start != libc::MAP_FAILED {
                 // SAFETY: integers, for which zero is valid.
                 let mut status = unsafe { std::mem::zeroed::<libc::stat>() };
-                // SAFETY: has room for a status.
+                // SAFETY: the C library writes one `stat` to `status`, which outlives the call.
                 unsafe { libc::fstat(fd, &raw mut status) };
                 let length = usize::try_from(status.st_size).unwrap_or(0).min(size);
                 // SAFETY: mapped just now, as far as the file goes.
@@ -340,7 +340,7 @@ pub(crate) fn attack_by_signals() {
         unsafe { libc::fcntl(pair[0], libc::F_SETOWN, pid) };
         // SAFETY: takes numbers only; what the kernel makes of them is the attack.
         unsafe { libc::fcntl(pair[0], libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) };
-        // SAFETY: reads one byte.
+        // SAFETY: the kernel reads one byte, which is static.
         unsafe { libc::write(pair[1], b"x".as_ptr().cast(), 1) };
         std::thread::sleep(std::time::Duration::from_millis(20));
         note(&mut got, "a signal that arrived", target.caught.load(Ordering::SeqCst) > 0);
@@ -481,33 +481,34 @@ pub(crate) fn attack_by_limits_and_priorities() {
         // Things that nobody is harmed by; others are refused, or not, just as these are.
         // SAFETY: integers, for which zero is valid.
         let mut limit = unsafe { std::mem::zeroed::<libc::rlimit>() };
-        // SAFETY: has room for a limit.
+        // SAFETY: the kernel writes one `rlimit` to `limit`, which outlives the call.
         unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut limit) };
-        // SAFETY: reads the limit beside it.
+        // SAFETY: the kernel reads one `rlimit`, which outlives the call, and the null pointer asks for no
+        // old one.
         let set = unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, &raw const limit, std::ptr::null_mut()) };
         note(&mut got, "prlimit", set == 0);
         // SAFETY: bits, for which zero is valid.
         let mut cpus = unsafe { std::mem::zeroed::<libc::cpu_set_t>() };
         let size = size_of_val(&cpus);
-        // SAFETY: has room for the set.
+        // SAFETY: the kernel writes at most `size` bytes to `cpus`, which has them.
         unsafe { libc::sched_getaffinity(0, size, &raw mut cpus) };
-        // SAFETY: reads the set.
+        // SAFETY: the kernel reads `size` bytes of `cpus`, which has them.
         let set = unsafe { libc::sched_setaffinity(pid, size, &raw const cpus) };
         note(&mut got, "sched_setaffinity", set == 0);
         let parameter = libc::sched_param { sched_priority: 0 };
-        // SAFETY: reads the parameter.
+        // SAFETY: the kernel reads one `sched_param`, which outlives the call.
         let set = unsafe { libc::sched_setscheduler(pid, libc::SCHED_BATCH, &raw const parameter) };
         note(&mut got, "sched_setscheduler", set == 0);
-        // SAFETY: reads the parameter.
+        // SAFETY: the kernel reads one `sched_param`, which outlives the call.
         note(&mut got, "sched_setparam", unsafe { libc::sched_setparam(pid, &raw const parameter) } == 0);
         // struct sched_attr, of SCHED_OTHER and niceness 1: size and policy, flags, niceness and priority.
         let attributes = [48_u64, 0, 1, 0, 0, 0];
         // SAFETY: reads a structure of the size that it names.
         let set = unsafe { libc::syscall(libc::SYS_sched_setattr, pid, attributes.as_ptr(), 0) };
         note(&mut got, "sched_setattr", set == 0);
-        // SAFETY: takes a number.
+        // SAFETY: the call takes a number only.
         let groups = unsafe { libc::getpgid(pid) }.unsigned_abs();
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes nothing.
         let user = unsafe { libc::getuid() };
         for (name, kind, whom) in [
             ("setpriority", libc::PRIO_PROCESS, who),
@@ -531,7 +532,7 @@ pub(crate) fn attack_by_limits_and_priorities() {
         // One's own are one's own.
         // SAFETY: takes numbers only; what the kernel makes of them is the attack.
         assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
-        // SAFETY: reads the set.
+        // SAFETY: the kernel reads `size` bytes of `cpus`, which has them.
         assert_eq!(unsafe { libc::sched_setaffinity(0, size, &raw const cpus) }, 0);
         got
     }

@@ -43,7 +43,7 @@ pub(crate) fn calls_are_trapped() {
     let other = create(
         &Spec::new().withhold(&only(libc::SYS_getpgid).or(&only(libc::SYS_uname))).trap(true),
         server(|word| {
-            // SAFETY: takes numbers only.
+            // SAFETY: the arguments are numbers, and getpgid(2) takes no pointer.
             let answer = unsafe { libc::syscall(libc::SYS_getpgid, word, 2_i64, 3_i64, 4_i64, 5_i64, 6_i64) };
             if answer == -1 { u64::from(errno().unsigned_abs()) + 1000 } else { answer.cast_unsigned() }
         }),
@@ -366,7 +366,7 @@ pub(crate) fn calls_need_rights() {
     trapped.restrict_to(&Rights::all().calls(&Calls::none())).unwrap();
     trapped.restrict(&[]).unwrap();
     assert!(trapped.switch(0, &[]).unwrap().call.is_some());
-    // SAFETY: getpid(2) does nothing to anybody.
+    // SAFETY: getpid(2) takes nothing and changes nothing.
     let denied = unsafe { trapped.syscall(OWN_MEMORY, call_number(libc::SYS_getpid), [0; 6]) };
     assert!(matches!(denied, Err(Error::CallDenied { .. })));
 }
@@ -483,7 +483,7 @@ pub(crate) fn files_out_of_reach_are_read_and_written_for_it() {
     let child = create(&spec, move |start| {
         let mut bytes = *b"words";
         // It cannot write there itself; a call that its creator answers says where the bytes are.
-        // SAFETY: reads the five bytes.
+        // SAFETY: the kernel reads five bytes at most, which the array has.
         let own = unsafe { libc::write(number, bytes.as_ptr().cast(), 5) };
         // SAFETY: who answers in the kernel's place reads five bytes, which are there.
         let written = unsafe { libc::syscall(libc::SYS_uname, bytes.as_ptr(), 5, 1) };

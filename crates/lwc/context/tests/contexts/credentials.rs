@@ -162,7 +162,7 @@ pub(crate) fn what_one_gives_up_all_have_given_up() {
     assert_eq!((permitted() >> CHROOT & 1, told(second, LOOK) >> 48), (0, 0));
     told(second, END_AS_NOBODY);
     assert_eq!((getuid().as_raw(), permitted()), (NOBODY, 0));
-    // SAFETY: takes a number only.
+    // SAFETY: the call takes a number only; a change of identity invalidates no memory.
     assert_eq!(unsafe { libc::setuid(0) }, -1, "there is no way back");
     assert_eq!(told(first, LOOK) & 0xffff, u64::from(NOBODY));
 }

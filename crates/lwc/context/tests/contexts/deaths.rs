@@ -153,7 +153,7 @@ pub(crate) fn a_stopped_context_holds_nobody_up() {
     kill(pid, Signal::STOP);
     let silent = Error::Silent { descriptor: other.descriptor() };
     assert_eq!(memory.overlay(other, Overlay::Copy).unwrap_err(), silent);
-    // SAFETY: getpid(2) does nothing to anybody.
+    // SAFETY: getpid(2) takes nothing and changes nothing.
     assert_eq!(unsafe { other.syscall(FromCaller::default(), 39, [0; 6]) }.unwrap_err(), silent);
     // Once it goes on, its late answer is nobody's, and it can still be switched to.
     kill(pid, Signal::CONT);

@@ -59,7 +59,7 @@ pub(crate) fn descriptors_may_be_withheld() {
 /// Returns whether two processes have one table of descriptors, as the kernel says.
 fn share_a_table(one: u64, other: u64) -> bool {
     const KCMP_FILES: i32 = 2;
-    // SAFETY: takes numbers only.
+    // SAFETY: with KCMP_FILES the call takes numbers only.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
 }
 

@@ -30,16 +30,17 @@ fn reached(pid: i32, address: usize) -> String {
     }
     // SAFETY: takes numbers, and gives a new descriptor or an error.
     let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: likewise.
+    // SAFETY: the call takes numbers, and gives a new descriptor or an error.
     if pidfd >= 0 && unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, 0, 0) } >= 0 {
         found += "descriptors ";
     }
-    // SAFETY: a signal that is none.
+    // SAFETY: the call takes numbers only, and signal 0 is not sent.
     if unsafe { libc::kill(pid, 0) } == 0 {
         found += "signals ";
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: asks for a limit.
+    // SAFETY: the null pointer sets no limit, and the kernel writes one `rlimit` to `limit`, which outlives
+    // the call.
     if unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, std::ptr::null(), &raw mut limit) } == 0 {
         found += "limits ";
     }

@@ -74,7 +74,7 @@ fn ask(thread: usize, count: u64) {
     let offset = (thread as u64) << 32 | count;
     let all_theirs = FromCaller { memory: false, descriptors: false, credentials: false };
     let seek = [FILE.load(SeqCst), offset, libc::SEEK_SET.unsigned_abs().into(), 0, 0, 0];
-    // SAFETY: the call touches no memory.
+    // SAFETY: lseek(2) takes numbers only and moves the position of a file that nobody else uses.
     let got = unsafe { FIRST.get().unwrap().syscall(all_theirs, call_number(libc::SYS_lseek), seek) };
     match got {
         Err(Error::System(error)) if error.errno == rustix::io::Errno::INTR && !is_root() => {}

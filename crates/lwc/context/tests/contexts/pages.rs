@@ -111,7 +111,7 @@ impl Pages {
     }
 
     pub(crate) fn remove_overlay(self) -> Result<(), Error> {
-        // SAFETY: no reference leads there.
+        // SAFETY: the pages are a mapping of the case's own, to which no reference leads.
         unsafe { remove_overlay(self.start(), self.length()) }
     }
 

@@ -68,7 +68,7 @@ fn bind(pid: i32, cpus: impl IntoIterator<Item = usize>) {
 fn sleeps() -> u64 {
     // SAFETY: numbers, for which zero is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: has room for a usage.
+    // SAFETY: the kernel writes one `rusage` to `usage`, which outlives the call.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) }, 0);
     u64::try_from(usage.ru_nvcsw).unwrap()
 }
@@ -143,7 +143,7 @@ fn class_teller() -> Context {
     create(
         &Spec::new(),
         server(|wanted| {
-            // SAFETY: takes a number only.
+            // SAFETY: the call takes a number only.
             let own = || u64::try_from(unsafe { libc::sched_getscheduler(0) }).unwrap();
             let end = Instant::now() + AT_MOST;
             while own() != wanted && Instant::now() < end {
@@ -161,7 +161,7 @@ fn class_teller() -> Context {
 
 fn set_class(class: i32, priority: i32) -> bool {
     let parameter = libc::sched_param { sched_priority: priority };
-    // SAFETY: reads the parameter.
+    // SAFETY: the kernel reads one `sched_param`, which outlives the call.
     unsafe { libc::sched_setscheduler(0, class, &raw const parameter) == 0 }
 }
 

@@ -136,7 +136,7 @@ pub(crate) fn a_stopped_program_stops_in_whichever_context() {
         };
         let is_told = || {
             let mut status = 0;
-            // SAFETY: writes to the status.
+            // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
             assert_eq!(unsafe { libc::waitpid(program, &raw mut status, libc::WUNTRACED) }, program);
             assert!(libc::WIFSTOPPED(status), "{status:x}");
         };
@@ -163,7 +163,7 @@ pub(crate) fn a_stopped_program_stops_in_whichever_context() {
             await_count(&words[0], true, &what);
         }
         send(program, libc::SIGKILL);
-        // SAFETY: no status is asked for.
+        // SAFETY: the null pointer asks for no status.
         assert_eq!(unsafe { libc::waitpid(program, std::ptr::null_mut(), 0) }, program);
     }
 }

@@ -200,13 +200,13 @@ pub(crate) fn reap(pid: i32) {
 
 /// setresuid(2) as the C library does it, for all threads that it knows of; whether that was allowed.
 pub(crate) fn set_users(real: u32, effective: u32, saved: u32) -> bool {
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes numbers only; a change of identity invalidates no memory.
     unsafe { libc::setresuid(real, effective, saved) == 0 }
 }
 
 /// Calls setresgid(2), likewise.
 pub(crate) fn set_groups(real: u32, effective: u32, saved: u32) -> bool {
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes numbers only; a change of identity invalidates no memory.
     unsafe { libc::setresgid(real, effective, saved) == 0 }
 }
 

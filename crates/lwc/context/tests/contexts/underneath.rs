@@ -67,16 +67,16 @@ pub(crate) fn record_locks_are_not_inherited() {
     let number = file.as_raw_fd();
     let kind = i16::try_from(libc::F_WRLCK).unwrap();
     let lock = libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 1, l_pid: 0 };
-    // SAFETY: reads the lock.
+    // SAFETY: the kernel reads one `flock`, which outlives the call.
     assert_eq!(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const lock) }, 0);
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes numbers only.
     let lock_whole = move || unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) };
     assert_eq!(lock_whole(), 0);
     let other = create(
         &Spec::new(),
         server(move |_| {
             let mut found = lock;
-            // SAFETY: has room for a lock.
+            // SAFETY: the kernel reads and writes one `flock`, which outlives the call.
             assert_eq!(unsafe { libc::fcntl(number, libc::F_GETLK, &raw mut found) }, 0);
             assert_eq!(lock_whole(), 0, "it is the same open file");
             if found.l_type == lock.l_type { u64::from(found.l_pid.unsigned_abs()) } else { 0 }
