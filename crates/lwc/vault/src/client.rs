@@ -126,7 +126,7 @@ impl Client {
     /// This process' pool; never freed, since threads may be in it.
     fn pool(&self) -> &'static Pool {
         let seen = self.pool.load(Ordering::Acquire);
-        // SAFETY: pools are never freed.
+        // SAFETY: the pointer is null or leads to a pool, and pools are never freed.
         if let Some(pool) = unsafe { seen.as_ref() } {
             if pool.owner.is_here() {
                 return pool;

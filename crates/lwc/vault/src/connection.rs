@@ -127,7 +127,7 @@ impl Drop for Socket {
             && let Some(at) = own.sockets.iter().position(|one| *one == here)
         {
             own.sockets.swap_remove(at);
-            // SAFETY: dropped once, here.
+            // SAFETY: the descriptor is dropped here alone, and `self` is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }

@@ -271,7 +271,8 @@ pub fn become_vault<K: VaultService>(mut keeper: K) -> Error {
     if rustix::net::sockopt::socket_type(socket) != Ok(rustix::net::SocketType::SEQPACKET) {
         return Error::NoVault;
     }
-    // SAFETY: ours from now on.
+    // SAFETY: descriptor 3 is a socket that this program's starter left for it, and nothing else in it owns
+    // the number yet.
     let socket = unsafe { OwnedFd::from_raw_fd(SOCKET) };
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
     super::supervisor::keep(socket, &mut keeper)

@@ -318,7 +318,8 @@ impl State {
 
     fn make_spare(&mut self) -> Role {
         let Ok((told, tell)) = message::pair() else { return Role::VaultService };
-        // SAFETY: the process has one thread.
+        // SAFETY: the process has one thread, as `keep` demands, so the child finds no lock held by another
+        // one.
         match unsafe { libc::fork() } {
             0 => {
                 drop(tell);
@@ -364,7 +365,8 @@ impl State {
         if of_client >= TWINS_OF_ONE || !is_fair(of_family, self.twins.len(), self.most) {
             return Err(Errno::USERS);
         }
-        // SAFETY: the process has one thread.
+        // SAFETY: the process has one thread, as `keep` demands, so the child finds no lock held by another
+        // one.
         match unsafe { libc::fork() } {
             0 => {
                 // Whatever else the keeper has open is none of the twin's business; least of all the socket, whose end of

@@ -23,7 +23,8 @@ pub(super) fn request_socket() -> RawFd {
     numbers
         .into_iter()
         .find(|number| {
-            // SAFETY: asked about, and not kept.
+            // SAFETY: the number is that of a descriptor that was open when it was listed, and is only asked
+            // about here.
             let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(*number) };
             sockopt::socket_type(fd) == Ok(rustix::net::SocketType::SEQPACKET)
         })
@@ -221,7 +222,7 @@ pub(super) fn a_descriptor_that_does_not_close_stops_nobody() {
     let (mut sent, say_sent) = std::io::pipe().unwrap();
     let (mut over, say_over) = std::io::pipe().unwrap();
     let (mut stopped, say_stopped) = std::io::pipe().unwrap();
-    // SAFETY: the process has one thread.
+    // SAFETY: the process has one thread, so the child finds no lock held by another one.
     let worker = unsafe { libc::fork() };
     if worker == 0 {
         drop((sent, say_over, say_stopped));
@@ -243,7 +244,7 @@ pub(super) fn a_descriptor_that_does_not_close_stops_nobody() {
         drop((ours, theirs));
         drop(say_sent);
         let _ = over.read(&mut [0]);
-        // SAFETY: ends the child at once.
+        // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
         unsafe { libc::_exit(0) };
     }
     signal(keeper, libc::SIGSTOP);
@@ -359,7 +360,7 @@ pub(super) fn a_crowd_of_twins_leaves_room_for_others() {
         let keeper = number(vault.load(b"pid").unwrap());
         let (mut ready, say_ready) = std::io::pipe().unwrap();
         let (over, say_over) = std::io::pipe().unwrap();
-        // SAFETY: the process has one thread.
+        // SAFETY: the process has one thread, so the children find no lock held by another one.
         let workers: Vec<i32> = (0..4).map(|_| unsafe { libc::fork() }).take_while(|pid| *pid != 0).collect();
         if workers.len() < 4 {
             drop(say_over);
@@ -369,7 +370,7 @@ pub(super) fn a_crowd_of_twins_leaves_room_for_others() {
             drop(say_ready);
             let _ = (&over).read(&mut [0]);
             drop(kept);
-            // SAFETY: ends the child at once.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(0) };
         }
         drop((say_ready, over));

@@ -91,7 +91,7 @@ fn copy_by_the_newest_call() -> Result<usize, Errno> {
     arguments[4] = u64::from(libc::SIGCHLD.cast_unsigned());
     // SAFETY: a fork, whose copy makes one system call; the kernel reads as many bytes as it is told there are.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of_val(&arguments)) } {
-        // SAFETY: ends the copy.
+        // SAFETY: the call takes a number and ends the copy, so that nothing of the original's runs in it.
         0 => unsafe { libc::_exit(0) },
         -1 => Err(errno_of(std::io::Error::last_os_error())),
         _ => Ok(0),
@@ -159,16 +159,16 @@ fn await_death(pid: i32) {
 
 /// Runs `work` in a forked child; true where it returned true.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the process has one thread.
+    // SAFETY: the process has one thread, so the child finds no lock held by another one.
     match unsafe { libc::fork() } {
         0 => {
             let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
-            // SAFETY: ends the child at once.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(i32::from(!good)) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: waits for our child.
+            // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
             status == 0
         }
@@ -323,7 +323,7 @@ fn signals_of_the_terminal_do_not_reach_it() {
     let twin = number(call(&vault, b"pid").unwrap());
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGUSR1, libc::SIGCHLD] {
         for pid in [keeper, twin] {
-            // SAFETY: processes of our own vault.
+            // SAFETY: the call takes numbers only, and signals processes of the case's own vault.
             assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
         }
     }

@@ -45,13 +45,13 @@ pub(super) fn a_worker_sees_no_requests_of_others() {
     call(&vault, b"first").unwrap();
     let (mut asked, say_asked) = std::io::pipe().unwrap();
     let (mut made, say_made) = std::io::pipe().unwrap();
-    // SAFETY: the process has one thread.
+    // SAFETY: the process has one thread, so the child finds no lock held by another one.
     let worker = unsafe { libc::fork() };
     if worker == 0 {
         drop((say_asked, made));
         (&say_made).write_all(b"x").unwrap();
         let _ = asked.read(&mut [0]);
-        // SAFETY: ends the child at once.
+        // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
         unsafe { libc::_exit(i32::from(lines_hold(b"the parent's request"))) }
     }
     drop(asked);
@@ -60,7 +60,7 @@ pub(super) fn a_worker_sees_no_requests_of_others() {
     assert!(lines_hold(b"the parent's request"), "this is where it would be");
     drop(say_asked);
     let mut status = 0;
-    // SAFETY: waits for our child.
+    // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
     unsafe { libc::waitpid(worker, &raw mut status, 0) };
     assert_eq!(status, 0, "the worker has read it");
 }
@@ -89,7 +89,7 @@ pub(super) fn a_socket_shut_down_by_a_worker_is_its_own() {
         vault.load(b"key").unwrap();
         let keeper = number(vault.load(b"pid").unwrap());
         as_worker(|socket| {
-            // SAFETY: takes numbers.
+            // SAFETY: the call takes numbers only.
             assert_eq!(unsafe { libc::shutdown(socket, direction) }, 0);
         });
         assert_eq!(number(vault.load(b"pid").unwrap()), keeper);
@@ -126,7 +126,7 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
         vault.load(b"key").unwrap();
         let (mut ready, say_ready) = std::io::pipe().unwrap();
         let (over, say_over) = std::io::pipe().unwrap();
-        // SAFETY: the process has one thread.
+        // SAFETY: the process has one thread, so the child finds no lock held by another one.
         let worker = unsafe { libc::fork() };
         if worker == 0 {
             drop(say_over);
@@ -139,7 +139,8 @@ pub(super) fn descendants_of_a_worker_count_as_one() {
                     drop(say_ready);
                     let _ = (&over).read(&mut [0]);
                     drop(kept);
-                    // SAFETY: ends the child at once.
+                    // SAFETY: the call takes a number and ends the child, so that nothing of the parent's
+                    // runs in it.
                     unsafe { libc::_exit(0) };
                 }
             }
@@ -167,7 +168,7 @@ pub(super) fn a_worker_that_floods_stops_nobody() {
     let vault = vault();
     vault.load(b"key").unwrap();
     let (over, say_over) = std::io::pipe().unwrap();
-    // SAFETY: the process has one thread.
+    // SAFETY: the process has one thread, so the child finds no lock held by another one.
     let worker = unsafe { libc::fork() };
     if worker == 0 {
         drop(say_over);
@@ -185,7 +186,8 @@ pub(super) fn a_worker_that_floods_stops_nobody() {
                     send(socket, TWIN, &[theirs.as_raw_fd()]);
                     send(socket, b"OrV", &[theirs.as_raw_fd()]);
                 }
-                // SAFETY: ends the child at once.
+                // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in
+                // it.
                 unsafe { libc::_exit(0) };
             }
         }
@@ -213,7 +215,7 @@ pub(super) fn a_worker_that_floods_stops_nobody() {
 fn fork_and_call(vault: &SharedVault, width: usize, depth: usize) -> i32 {
     let children: Vec<i32> = (0..width)
         .map(|_| {
-            // SAFETY: the process has one thread.
+            // SAFETY: the process has one thread, so the child finds no lock held by another one.
             match unsafe { libc::fork() } {
                 0 => {
                     let called = call(vault, b"x");
@@ -222,7 +224,8 @@ fn fork_and_call(vault: &SharedVault, width: usize, depth: usize) -> i32 {
                         println!("{called:?}");
                     }
                     let below = if depth > 0 { fork_and_call(vault, width, depth - 1) } else { 0 };
-                    // SAFETY: ends the child at once.
+                    // SAFETY: the call takes a number and ends the child, so that nothing of the parent's
+                    // runs in it.
                     unsafe { libc::_exit((failed + below).min(100)) }
                 }
                 pid => pid,
@@ -231,7 +234,7 @@ fn fork_and_call(vault: &SharedVault, width: usize, depth: usize) -> i32 {
         .collect();
     let failed = children.into_iter().map(|child| {
         let mut status = 0;
-        // SAFETY: waits for our child.
+        // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 100 }
     });
@@ -258,7 +261,7 @@ pub(super) fn connections_outlive_their_keeper() {
         let (killed, say_killed) = std::io::pipe().unwrap();
         let workers: Vec<i32> = (0..10)
             .map(|_| {
-                // SAFETY: the process has one thread.
+                // SAFETY: the process has one thread, so the child finds no lock held by another one.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
                     close(say_killed.as_raw_fd());
@@ -266,7 +269,8 @@ pub(super) fn connections_outlive_their_keeper() {
                     let _ = (&killed).read(&mut [0]);
                     let good = call(&vault, b"x") == Ok(b"keyx".to_vec())
                         && in_child(|| call(&vault, b"y") == Ok(b"keyy".to_vec()));
-                    // SAFETY: ends the child at once.
+                    // SAFETY: the call takes a number and ends the child, so that nothing of the parent's
+                    // runs in it.
                     unsafe { libc::_exit(i32::from(!good)) }
                 }
                 pid
@@ -277,7 +281,7 @@ pub(super) fn connections_outlive_their_keeper() {
         drop(say_killed);
         for worker in workers {
             let mut status = 0;
-            // SAFETY: waits for our child.
+            // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
             unsafe { libc::waitpid(worker, &raw mut status, 0) };
             assert_eq!(status, 0);
         }
@@ -301,7 +305,7 @@ pub(super) fn a_twin_waits_where_too_many_descriptors_are_in_flight() {
         let vault = vault();
         vault.load(b"key").unwrap();
         let (mut ready, say_ready) = std::io::pipe().unwrap();
-        // SAFETY: the process has one thread.
+        // SAFETY: the process has one thread, so the child finds no lock held by another one.
         let sender = unsafe { libc::fork() };
         if sender == 0 {
             let (ours, theirs) = pair();
@@ -311,7 +315,7 @@ pub(super) fn a_twin_waits_where_too_many_descriptors_are_in_flight() {
             }
             drop(say_ready);
             std::thread::sleep(Duration::from_millis(500));
-            // SAFETY: ends the child at once.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(0) };
         }
         drop(say_ready);
