@@ -19,7 +19,7 @@ pub(crate) fn drop_privileges() {
 }
 
 pub(crate) fn is_superuser() -> bool {
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes nothing.
     unsafe { libc::geteuid() == 0 }
 }
 
@@ -115,6 +115,6 @@ pub(crate) fn contexts_outlive_rollbacks_of_the_root() {
         assert_eq!(count.switch(0, &[]).unwrap().word, expected);
     }
     let mut status = 0;
-    // SAFETY: writes to the status.
+    // SAFETY: the kernel writes at most one `int` to `status`, which outlives the call.
     assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }, -1, "no plain child is left");
 }
