@@ -84,7 +84,7 @@ impl Heap {
 
     pub(crate) fn allocate(&mut self, size: usize, align: usize) -> Option<NonNull<u8>> {
         let (layout, offset) = Self::layout(size, align)?;
-        // SAFETY: the size is not 0.
+        // SAFETY: the layout has a header, and so is not empty.
         let at = match unsafe { self.allocator.try_allocate(layout) } {
             Some(at) => at,
             None => {
@@ -241,7 +241,7 @@ mod tests {
             let mut heap = Heap::new(region().unwrap(), usize::MAX);
             let mut live: Vec<(NonNull<u8>, usize, u8)> = Vec::new();
             let check = |(at, size, mark): (NonNull<u8>, usize, u8)| {
-                // SAFETY: it is allocated.
+                // SAFETY: the test keeps `at` with its size as long as the block is allocated.
                 unsafe { std::slice::from_raw_parts(at.as_ptr(), size) }.iter().all(|byte| *byte == mark)
             };
             for (number, step) in steps.into_iter().enumerate() {
@@ -250,23 +250,24 @@ mod tests {
                     Step::Allocate(size, align) => {
                         let at = heap.allocate(size, 1 << align).unwrap();
                         prop_assert_eq!(at.addr().get() % (1 << align).max(16), 0);
-                        // SAFETY: it is allocated.
+                        // SAFETY: the block was just allocated with `size` bytes.
                         unsafe { at.write_bytes(mark, size) };
                         live.push((at, size, mark));
                     }
                     Step::Release(which) if !live.is_empty() => {
                         let one = live.swap_remove(which % live.len());
                         prop_assert!(check(one) && heap.owns(one.0));
-                        // SAFETY: it is allocated, and forgotten.
+                        // SAFETY: the block is allocated, and the test forgot it just now.
                         unsafe { heap.release(one.0) };
                     }
                     Step::Resize(which, size) if !live.is_empty() => {
                         let which = which % live.len();
                         let (at, old, mark) = live[which];
-                        // SAFETY: it is allocated.
+                        // SAFETY: the test keeps `at` as long as the block is allocated, and uses `moved` in
+                        // its place from now on.
                         let moved = unsafe { heap.resize(at, size) }.unwrap();
                         prop_assert!(check((moved, old.min(size), mark)));
-                        // SAFETY: it has this size now.
+                        // SAFETY: the block was resized to `size` bytes.
                         unsafe { moved.write_bytes(mark, size) };
                         live[which] = (moved, size, mark);
                     }

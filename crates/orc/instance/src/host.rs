@@ -74,7 +74,8 @@ unsafe extern "C" fn release(instance: *mut c_void, memory: *mut c_void) {
 
 unsafe extern "C" fn resize(instance: *mut c_void, memory: *mut c_void, size: usize) -> *mut c_void {
     let Some(at) = NonNull::new(memory.cast::<u8>()).filter(|_| !instance.is_null()) else { foreign(memory) };
-    // SAFETY: as in `release`.
+    // SAFETY: `instance` is the word of the instance's state, and what its heap owns it allocated, as far as
+    // the library resizes what it allocated.
     let resized = unsafe { with(instance, |heap| heap.owns(at).then(|| heap.resize(at, size))) };
     resized.map_or_else(|| foreign(memory), address)
 }
@@ -85,7 +86,7 @@ unsafe extern "C" fn usable_size(_instance: *mut c_void, memory: *mut c_void) ->
 }
 
 unsafe extern "C" fn thread_starts(instance: *mut c_void) {
-    // SAFETY: as in `with`.
+    // SAFETY: `instance` is the word of the state of an instance, whose resources stay as long as its state.
     unsafe { &*instance.cast::<Resources>() }.threads.fetch_add(1, Ordering::Relaxed);
 }
 

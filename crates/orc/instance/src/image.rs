@@ -85,7 +85,8 @@ impl Image {
     /// # Safety
     /// There are as many writable bytes, which nobody else uses; they are zero if `zero` says so.
     pub(crate) unsafe fn copy(&self, place: *mut u8, zero: bool) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `place` has `len` writable bytes, which nobody else uses (# Safety), and `used` is no more
+        // than `len`.
         unsafe {
             place.copy_from_nonoverlapping(self.bytes.as_ptr(), self.used);
             if !zero {

@@ -11,7 +11,7 @@
 //! # fn main() -> Result<(), orrery_orc_instance::Error> {
 //! let library = Library::load("/usr/lib/example/libcounter.so")?;
 //! let next = library.symbol(c"next")?;
-//! // SAFETY: that is the function's type.
+//! // SAFETY: `next` has this type in the library's source.
 //! let next: extern "C" fn() -> i32 = unsafe { std::mem::transmute(next) };
 //! let (mut one, mut two) = (library.create()?, library.create()?);
 //! assert_eq!(one.enter()?.run(|| (next(), next())), (1, 2));

@@ -171,14 +171,14 @@ impl Loaded {
         let from = if saved.is_null() { start.cast_const() } else { saved };
         // SAFETY: the library's state, or what its runtime saved of it, has this length.
         let bytes = unsafe { std::slice::from_raw_parts(from, len) }.to_vec();
-        // SAFETY: the handle is open.
+        // SAFETY: the handle is open, and so the library stays loaded meanwhile.
         let places = unsafe { relocated(&handle) };
         let mut image = Image::new(start.expose_provenance(), bytes, places.into_iter());
         let map = options.map_state.unwrap_or(image.len() > COPY_MAX);
         if map {
             image.make_file()?;
         }
-        // SAFETY: the list is the library's.
+        // SAFETY: the descriptor is that of the library, which stays loaded.
         let alignment = unsafe { alignment(descriptor) };
         // SAFETY: the host lives as long as the process.
         unsafe { (descriptor.set_host)(host) };
@@ -206,7 +206,7 @@ unsafe fn alignment(descriptor: &Descriptor) -> usize {
     let mut most = 16;
     let mut unit = descriptor.units;
     while unit < descriptor.units_end {
-        // SAFETY: it is in the list.
+        // SAFETY: `unit` is between the start and the end of the library's list of units.
         unsafe {
             most = most.max((*unit).alignment as usize);
             unit = unit.add(1);

@@ -24,7 +24,7 @@ pub struct Snapshot {
     runs: Vec<Pages>,
 }
 
-// SAFETY: `core` is compared only.
+// SAFETY: `core` is compared only, never dereferenced, and the rest is owned.
 unsafe impl Send for Snapshot {}
 // SAFETY: `core` is compared only, never dereferenced.
 unsafe impl Sync for Snapshot {}
@@ -50,7 +50,8 @@ impl Pages {
     /// `to` is as long, the caller's, and zero.
     unsafe fn write(&self, to: Run) {
         for (offset, page) in &self.pages {
-            // SAFETY: the caller's promise.
+            // SAFETY: the run is as long as this one was, so the page fits it, and it is the caller's
+            // (# Safety).
             unsafe { to.pointer().add(*offset).copy_from_nonoverlapping(page.as_ptr(), page.len()) };
         }
     }

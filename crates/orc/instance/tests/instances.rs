@@ -32,13 +32,13 @@ fn state_is_apart() {
         assert_eq!(call(&mut one, next), 2 + round);
         assert_eq!(call(&mut two, next), 2 + round);
     }
-    // SAFETY: these are their types.
+    // SAFETY: the functions have these types in the library's source.
     let (get, set): (extern "C" fn(i32) -> i32, extern "C" fn(i32, i32)) =
         unsafe { (function(&library, c"get"), function(&library, c"set")) };
     one.enter().unwrap().run(|| set(99, 7));
     assert_eq!(two.enter().unwrap().run(|| get(99)), 0);
     assert_eq!(one.enter().unwrap().run(|| (get(0), get(99))), (1, 7));
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let distance: extern "C" fn() -> i64 = unsafe { function(&library, c"past_distance") };
     assert_eq!(one.enter().unwrap().run(|| distance()), 100);
     assert!(library.relocations() >= 2 && library.state_len() > 5400, "{library:?}");
@@ -51,7 +51,7 @@ fn variables_have_addresses_per_instance() {
     call(&mut one, number(&library, c"next"));
     let read = |instance: &Instance, name| {
         let variable = instance.variable(name).unwrap().cast::<i32>();
-        // SAFETY: it is an int.
+        // SAFETY: the variable has the type `int` in the library's source, and no thread is in the instance.
         (variable, unsafe { variable.read() })
     };
     assert_eq!(read(&one, c"counter").1, 2);
@@ -76,7 +76,7 @@ fn constructors_run_in_each_instance() {
 #[test]
 fn a_reset_instance_is_as_at_first() {
     let Some(library) = state() else { return };
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let append: extern "C" fn(*const c_char) -> *const c_char = unsafe { function(&library, c"append") };
     let next = number(&library, c"next");
     let mut one = library.create().unwrap();
@@ -104,7 +104,7 @@ fn thread_locals_are_one_per_thread_and_instance() {
     .unwrap();
     assert_eq!(call(&mut one, next_local), 7);
     // Through a thread-local pointer to state, all threads wrote to that of the instance.
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let get: extern "C" fn(i32) -> i32 = unsafe { function(&library, c"get") };
     assert_eq!((one.enter().unwrap().run(|| get(1)), two.enter().unwrap().run(|| get(1))), (6, 3));
     assert_eq!(next_local(), 5);
@@ -129,7 +129,7 @@ fn an_instance_with_threads_is_not_destroyed() {
     let (mut one, error) = one.destroy().unwrap_err();
     assert_eq!(error.to_string(), "cannot destroy an instance: 1 of its threads run; end or join them first");
     assert!(matches!(one.reset(), Err(Error::Threads { count: 1, .. })));
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let end: extern "C" fn() = unsafe { function(&library, c"end_waiting") };
     one.enter().unwrap().run(|| end());
     // A joined thread has ended, which the instance may learn a moment later: its keys' destructors ran before.
@@ -174,7 +174,7 @@ fn callbacks_come_back_to_their_instance() {
     let next = number(&library, c"next");
     let mut outer = library.create().unwrap();
     *INNER.lock().unwrap() = Some((library.create().unwrap(), next));
-    // SAFETY: these are their types.
+    // SAFETY: the functions have these types in the library's source.
     let (set, call_back): (extern "C" fn(extern "C" fn(i32) -> i32), extern "C" fn(i32) -> i32) =
         unsafe { (function(&library, c"set_callback"), function(&library, c"call_back")) };
     outer.enter().unwrap().run(|| set(enters_another));
@@ -269,7 +269,7 @@ fn a_thread_that_ends_in_another_instance_is_none_of_that() {
     let Some(library) = state() else { return };
     let (mut one, other) = (library.create().unwrap(), library.create().unwrap());
     *NOT_LEFT.lock().unwrap() = Some(other);
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let set: extern "C" fn(extern "C" fn(i32) -> i32) = unsafe { function(&library, c"set_callback") };
     one.enter().unwrap().run(|| set(does_not_leave));
     assert_eq!(call(&mut one, number(&library, c"run_callback_in_thread")), 0);
@@ -309,7 +309,7 @@ fn what_was_not_left_is_reported() {
     assert!(matches!(error, Error::Entered { own: true, .. }), "{error}");
     let one = std::thread::spawn(move || {
         assert!(matches!(one.leave(), Err(Error::NotInnermost { entered: false })));
-        // SAFETY: it fails.
+        // SAFETY: the call fails, as another thread is in the instance, and so leaves nothing entered.
         assert!(matches!(unsafe { one.enter_unguarded() }, Err(Error::Entered { own: false, .. })));
         one
     })
@@ -348,7 +348,7 @@ fn jumps_within_a_library_stay_in_the_instance() {
     let Some(library) = state() else { return };
     let mut one = library.create().unwrap();
     call(&mut one, number(&library, c"next"));
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let jump: extern "C" fn(i32) -> i32 = unsafe { function(&library, c"jump_within") };
     assert_eq!(one.enter().unwrap().run(|| jump(40)), 42);
 }
@@ -362,7 +362,7 @@ extern "C" fn ended(counter: i32) {
 #[test]
 fn functions_at_exit_run_when_the_instance_ends() {
     let Some(library) = state() else { return };
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let note_end: extern "C" fn(extern "C" fn(i32)) = unsafe { function(&library, c"note_end") };
     let mut one = library.create().unwrap();
     one.enter().unwrap().run(|| note_end(ended));
@@ -382,7 +382,7 @@ fn a_heap_has_a_limit_and_ends_with_its_instance() {
     let copy = directory.path().join("limited.so");
     std::fs::copy(path, &copy).unwrap();
     let library = Library::load_with(&copy, Options { heap_limit: 1 << 20, ..Options::default() }).unwrap();
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let allocate: extern "C" fn(usize) -> *mut c_void = unsafe { function(&library, c"allocate") };
     for _ in 0..50 {
         let mut one = library.create().unwrap();
@@ -398,7 +398,7 @@ fn large_states_are_mapped_and_share_what_is_not_written() {
     let Some(path) = built("large.c") else { return };
     let library = Library::load_with(path, Options { map_state: Some(true), ..Options::default() }).unwrap();
     assert!(library.maps_state());
-    // SAFETY: these are their types.
+    // SAFETY: the functions have these types in the library's source.
     let (at, put, put_last): (
         extern "C" fn(i32) -> c_char,
         extern "C" fn(i32, c_char),
@@ -424,7 +424,7 @@ fn large_states_are_mapped_and_share_what_is_not_written() {
 #[test]
 fn snapshots_are_restored_and_copied() {
     let Some(library) = state() else { return };
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let append: extern "C" fn(*const c_char) -> *const c_char = unsafe { function(&library, c"append") };
     let next = number(&library, c"next");
     let text = |instance: &mut Instance, more: &str| {
@@ -464,7 +464,7 @@ fn snapshots_are_restored_and_copied() {
 fn objects_of_classes_are_apart() {
     let Some(path) = built("objects.cc") else { return };
     let library = Library::load(path).unwrap();
-    // SAFETY: these are their types.
+    // SAFETY: the functions have these types in the library's source.
     let (put, fails): (extern "C" fn(*const c_char, i32) -> i32, extern "C" fn(i32) -> i32) =
         unsafe { (function(&library, c"put"), function(&library, c"fails")) };
     let (lazily, extend) = (number(&library, c"lazily"), number(&library, c"extend"));

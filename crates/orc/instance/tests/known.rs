@@ -17,14 +17,14 @@ struct Plain(*mut c_void);
 impl Plain {
     fn load(path: PathBuf) -> Self {
         let path = CString::new(path.into_os_string().as_bytes()).unwrap();
-        // SAFETY: loading a library without constructors.
+        // SAFETY: the path is a C string, and the library has no constructors that loading it would run.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null());
         Self(handle)
     }
 
     fn symbol(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: the handle is open.
+        // SAFETY: the handle is open as long as `self` is, and the name is a C string.
         unsafe { libc::dlsym(self.0, name.as_ptr()) }
     }
 }

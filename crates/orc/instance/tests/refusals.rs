@@ -108,7 +108,7 @@ fn limit_addresses(more: u64) {
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
     let limit = pages * 4096 + more;
     let limit = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the kernel reads one structure.
+    // SAFETY: the kernel reads one `rlimit`, which outlives the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
 }
 
@@ -126,7 +126,7 @@ fn lacks_addresses() {
     // So much that the smallest region fits, but no larger one.
     limit_addresses(160 << 20);
     let library = Library::load(&path).unwrap();
-    // SAFETY: that is its type.
+    // SAFETY: the function has this type in the library's source.
     let next: common::Number = unsafe { common::function(&library, c"next") };
     let mut instances = Vec::new();
     let error = loop {
@@ -168,11 +168,11 @@ fn a_library_that_was_used_before_is_refused() {
     let text = "int state = 1; int next(void) { return state++; }";
     let path = compile(&pass.join("bin/orrery-cc"), text, "used", &[], directory.path());
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: loading a library without constructors.
+    // SAFETY: the name is a C string, and the library that is loaded has no constructors.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
     assert!(!handle.is_null());
     assert!(matches!(refusal(&path), Error::Loaded { .. }));
-    // SAFETY: it is open.
+    // SAFETY: the handle is that of the library just opened, and is closed once.
     unsafe { libc::dlclose(handle) };
     Library::load(&path).unwrap();
 }

@@ -38,7 +38,7 @@ fn built() -> Option<&'static Path> {
 
 fn load(path: &Path) -> (Library, Sqlite) {
     let library = Library::load(path).unwrap();
-    // SAFETY: these are their types.
+    // SAFETY: the functions have these types in SQLite's header.
     let sqlite = unsafe {
         Sqlite {
             open: function(&library, c"sqlite3_open"),
@@ -76,7 +76,8 @@ impl Sqlite {
     fn run(self, database: *mut c_void, statement: &str) -> String {
         let statement = CString::new(statement).unwrap();
         let (mut lines, mut error) = (String::new(), std::ptr::null_mut());
-        // SAFETY: the database is open.
+        // SAFETY: the database is open, and `lines` and `error` outlive the call, in which the row function
+        // alone uses them.
         unsafe {
             let code =
                 (self.exec)(database, statement.as_ptr(), row, (&raw mut lines).cast(), &raw mut error);
@@ -205,7 +206,8 @@ fn interleaved_instances_answer_as_processes_do() {
                     // A copy goes on where the first is, and both are apart from then on.
                     2 => {
                         let snapshot = instance.snapshot().unwrap();
-                        // SAFETY: SQLite's pointers are whole words.
+                        // SAFETY: SQLite stores addresses as whole aligned words, and the test has no number
+                        // that happens to be one.
                         let copy = unsafe { snapshot.create() }.unwrap();
                         let database = copy.copy_of(*database).unwrap().as_ptr();
                         let other = (which + 1) % INSTANCES;
