@@ -18,7 +18,8 @@ fn main() -> Result<(), orrery_orbit::Error> {
     let memory = area.allocate(Layout::from_size_align(mib << 20, 4096).unwrap_or(Layout::new::<u64>()))?;
     let page = |index: usize| memory.as_ptr().wrapping_add(index % (mib << 8) * 4096);
     for index in 0..mib << 8 {
-        // SAFETY: within the block.
+        // SAFETY: the index is taken modulo the block's pages, so the byte is in the block, which nobody else
+        // uses.
         unsafe { page(index).write(1) };
     }
     let orbit = Orbit::builder("latency")
@@ -31,7 +32,8 @@ fn main() -> Result<(), orrery_orbit::Error> {
     let mut times = Vec::new();
     for round in 0..20_000 {
         for index in 0..dirty {
-            // SAFETY: within the block.
+            // SAFETY: the index is taken modulo the block's pages, so the byte is in the block, which nobody
+            // else uses.
             unsafe { page(round + index * 7).write(2) };
         }
         let begin = Instant::now();

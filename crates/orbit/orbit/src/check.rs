@@ -264,7 +264,7 @@ pub(crate) fn prepare() -> Option<Inherited> {
     let (orbit, reference) = unsafe { (libc::getpid(), libc::fork()) };
     if reference == 0 {
         loop {
-            // SAFETY: no memory is involved.
+            // SAFETY: the calls take numbers only, and change no memory of this process.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() != orbit {
@@ -498,7 +498,7 @@ pub(crate) fn handles(signal: c_int, address: usize, context: *mut c_void) -> bo
     let instruction = usize::try_from(registers[libc::REG_RIP as usize].cast_unsigned()).unwrap_or(0);
     let stack = usize::try_from(registers[libc::REG_RSP as usize].cast_unsigned()).unwrap_or(0);
     let in_library = |address: usize| checker.libraries.iter().any(|range| range.contains(address));
-    // SAFETY: asks for two numbers.
+    // SAFETY: the calls take nothing.
     let one_thread = unsafe { libc::gettid() == checker.process && libc::getpid() == checker.process };
     let counter = &mut checker.counters[page.start / PAGE % COUNTERS];
     *counter = counter.saturating_add(1);

@@ -20,7 +20,7 @@ unsafe extern "C" {
 
 /// Discards what main had not flushed, and has exit(3) end the process before it comes to what main registered.
 pub(crate) fn install() {
-    // SAFETY: the C library's own stream.
+    // SAFETY: the stream is the C library's own, which is locked while `with_output` runs this.
     with_output(|stream| unsafe { __fpurge(stream) });
     // SAFETY: the function needs no argument. It is the last one registered so far, and so runs before main's; where
     // there is no memory to register it, exit(3) is as it was.
@@ -36,7 +36,7 @@ fn with_output(work: impl FnOnce(*mut libc::FILE)) {
         return;
     }
     work(stream);
-    // SAFETY: locked above.
+    // SAFETY: this thread locked the stream above, and unlocks it once.
     unsafe { funlockfile(stream) };
 }
 
@@ -45,6 +45,6 @@ extern "C" fn end(status: c_int, _: *mut c_void) {
         // SAFETY: a stream that is open, or was closed by the program, which the C library notices.
         unsafe { libc::fflush(stream) };
     });
-    // SAFETY: ends the process.
+    // SAFETY: the call takes a number and ends the process.
     unsafe { libc::_exit(status) }
 }

@@ -28,7 +28,7 @@
 //! // SAFETY: here and below: room for a number in main's area; the orbit writes to its own copy.
 //! unsafe { number.write(21) };
 //! let future = doubler.call_async(&call)?;
-//! // SAFETY: as before.
+//! // SAFETY: room for a number in main's area; the orbit writes to its own copy.
 //! unsafe { number.write(50) }; // too late for that call
 //! assert_eq!(future.get()?, 42);
 //! assert_eq!(doubler.call(&call)?, 100);

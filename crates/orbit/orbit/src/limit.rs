@@ -45,7 +45,8 @@ impl Timer {
         };
         let spec =
             libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
-        // SAFETY: the timer is ours.
+        // SAFETY: the timer is one that this process made, and the kernel reads one `itimerspec`, which
+        // outlives the call.
         unsafe { libc::timer_settime(id, 0, &raw const spec, core::ptr::null_mut()) };
     }
 }

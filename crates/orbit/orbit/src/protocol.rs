@@ -151,7 +151,7 @@ mod tests {
         let request = Request { call: 7, function: Some(Function::Rust(task)), limit: 5, delta: 9 };
         let mut bytes = request.encode().to_vec();
         bytes.extend(b"args");
-        // SAFETY: encoded here.
+        // SAFETY: the bytes are what `encode` wrote, with a function that exists.
         let back = unsafe { Request::decode(&bytes) }.unwrap();
         assert_eq!((back.call, back.limit, back.delta), (7, 5, 9));
         assert_eq!(back.function.unwrap().address(), Function::Rust(task).address());

@@ -122,7 +122,7 @@ impl Program {
                 }
                 Err(error) => queue(&error.to_string()),
             };
-            // SAFETY: main wrote it.
+            // SAFETY: main wrote the message in the queue, and sends functions only that exist.
             let Some(request) = (unsafe { Request::decode(&message[..len]) }) else {
                 queue("a call that makes no sense");
             };

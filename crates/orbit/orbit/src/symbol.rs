@@ -204,7 +204,7 @@ pub(crate) fn demangle(name: &str) -> String {
 /// By the C++ runtime, where the program has one.
 pub(crate) fn demangle_cpp(name: &CStr) -> Option<String> {
     type Demangle = unsafe extern "C" fn(*const c_char, *mut c_char, *mut usize, *mut c_int) -> *mut c_char;
-    // SAFETY: looks up a name.
+    // SAFETY: the name is a C string, and looking it up runs nothing but a resolver of the C++ runtime's.
     let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__cxa_demangle".as_ptr()) };
     if function.is_null() {
         return None;

@@ -200,7 +200,7 @@ impl Update {
             record.still_applies()?;
         }
         for record in self.records() {
-            // SAFETY: the caller's promise.
+            // SAFETY: what `Record::apply` demands holds for each record (# Safety).
             unsafe { record.apply()? };
         }
         Ok(())
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     extern "C" fn add(count: usize, arguments: *mut usize) -> usize {
-        // SAFETY: called with `count` arguments.
+        // SAFETY: `add` is called with `count` arguments that stay for the call.
         unsafe { core::slice::from_raw_parts(arguments, count) }.iter().sum()
     }
 

@@ -141,7 +141,7 @@ fn freed_memory_of_an_area_is_named() {
     let orbit = checked(read);
     let layout = Layout::from_size_align(48, 16).unwrap();
     let (block, other) = (area.allocate(layout).unwrap(), area.allocate(layout).unwrap());
-    // SAFETY: a fresh block.
+    // SAFETY: the block is fresh, with room for the number, and aligned to 16 bytes.
     unsafe { block.cast::<i64>().write(7) };
     let inside = address(block.as_ptr());
     let areas = [&area];

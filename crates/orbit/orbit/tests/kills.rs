@@ -105,7 +105,7 @@ fn kills_at_any_moment_lose_nothing() {
 
 /// Lets process `pid` execute so many instructions, then kills it; gives up when `done` is set.
 fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBool) {
-    // SAFETY: these requests take numbers.
+    // SAFETY: these requests take numbers only.
     let ptrace = |request, data: usize| unsafe { libc::ptrace(request, pid, 0, data) };
     let stopped = || {
         while !done.load(Ordering::SeqCst) {
@@ -114,7 +114,7 @@ fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBoo
             let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
             let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
             let child = libc::id_t::try_from(pid).unwrap();
-            // SAFETY: writes to the information.
+            // SAFETY: the kernel writes one `siginfo_t` to `info`, which outlives the call.
             let asked = unsafe { libc::waitid(libc::P_PID, child, &raw mut info, flags) };
             if asked != 0 {
                 return false;
@@ -143,7 +143,7 @@ fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBoo
         ptrace(libc::PTRACE_SINGLESTEP, 0);
     }
     traced.store(true, Ordering::SeqCst);
-    // SAFETY: takes numbers.
+    // SAFETY: the call takes numbers only.
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
@@ -377,7 +377,7 @@ fn main_killed_at_any_instruction_takes_its_orbits_along() {
         unsafe { libc::kill(main, libc::SIGKILL) };
         let begin = Instant::now();
         loop {
-            // SAFETY: writes nothing.
+            // SAFETY: the null pointer asks for no status.
             match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) } {
                 0 => {
                     let left = descendants_of(i32::try_from(std::process::id()).unwrap());

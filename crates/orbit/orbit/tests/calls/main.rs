@@ -283,11 +283,11 @@ fn addresses_without_code_are_refused() {
         unsafe { std::mem::transmute(&raw const DATA) };
     let orbit = orbit(|_| 1);
     let address = (&raw const DATA).addr();
-    // SAFETY: it is never called.
+    // SAFETY: the pointer is handed over and never called: it is refused before.
     let call = unsafe { Call::new().c_function(wrong) };
     assert_eq!(orbit.call(&call), Err(Error::NoFunction { address }));
     assert_eq!(orbit.call(&Call::new()), Ok(1));
-    // SAFETY: nor is this one.
+    // SAFETY: the pointer is handed over and never called: it is refused before.
     let error = unsafe { Orbit::builder("wrong").c_entry(wrong) }.create().unwrap_err();
     assert_eq!(error, Error::NoFunction { address });
 }

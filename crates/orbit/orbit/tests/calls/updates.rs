@@ -156,7 +156,8 @@ pub(crate) fn updates_are_applied_one_by_one() {
     assert_eq!(applied, Ok(321));
     assert_eq!(orbit.call(&call), Ok(0));
     let finished = orbit.call_and_receive(&call).unwrap();
-    // SAFETY: as with one by one.
+    // SAFETY: nobody else uses the numbers, the task meant them, and `operation` may be called with any
+    // numbers.
     unsafe { finished.updates[0].as_ref().unwrap().apply() }.unwrap();
     assert_eq!((first.get(), second.get()), (12, 77));
     assert_eq!(APPLIED.load(Ordering::SeqCst), 2);
@@ -203,7 +204,7 @@ pub(crate) fn updates_beside_blocks_are_refused() {
     let layout = Layout::array::<u64>(5).unwrap();
     let allocate = || area.allocate(layout).unwrap();
     let [live, freed, later, last] = [allocate(), allocate(), allocate(), allocate()];
-    // SAFETY: nobody uses the block.
+    // SAFETY: the block was allocated above with this layout, and nobody uses it any more.
     unsafe { area.free(freed, layout) };
     let orbit = orbit(|task| {
         let [live, freed, later] =
@@ -229,14 +230,14 @@ pub(crate) fn updates_beside_blocks_are_refused() {
         assert!(matches!(update, Err(Error::BadUpdate { .. })), "{update:?}");
     }
     // One that was good as it arrived is looked at again.
-    // SAFETY: nobody uses the block.
+    // SAFETY: the block was allocated above with this layout, and nobody uses it any more.
     unsafe { area.free(later, layout) };
     // SAFETY: the block is the test's, and the task meant it.
     let applied = |update: usize| unsafe { finished.updates[update].as_ref().unwrap().apply() };
     assert_eq!(applied(5), Ok(()));
     assert!(applied(6).is_err());
     // The allocator is whole.
-    // SAFETY: nobody uses the block.
+    // SAFETY: the block was allocated above with this layout, and nobody uses it any more.
     unsafe { area.free(last, layout) };
     for size in [8, 40, 100, 4000] {
         assert!(area.allocate(Layout::from_size_align(size, 8).unwrap()).is_ok());

@@ -46,11 +46,11 @@ pub(crate) fn a_killed_orbit_leaves_nothing_behind() {
 
 pub(crate) fn a_fork_of_the_orbit_may_outlive_its_task() {
     let orbit = orbit(|_| {
-        // SAFETY: the child sleeps and ends.
+        // SAFETY: the child only sleeps and ends, and so takes no lock that another thread may have held.
         let child = unsafe { libc::fork() };
         if child == 0 {
             std::thread::sleep(Duration::from_millis(30));
-            // SAFETY: ends the child.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(0) }
         }
         i64::from(child)
@@ -73,7 +73,7 @@ fn fork_and_return(task: &mut Task<'_>) -> i64 {
         }
     }
     let mut status = 0;
-    // SAFETY: waits for our child.
+    // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     i64::from(status)
 }
@@ -101,7 +101,7 @@ fn leave_two_behind(_: &mut Task<'_>) -> i64 {
     let child = unsafe { libc::fork() };
     if child == 0 {
         std::thread::sleep(Duration::from_secs(1000));
-        // SAFETY: ends the child.
+        // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
         unsafe { libc::_exit(0) }
     }
     let program = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
@@ -128,7 +128,7 @@ pub(crate) fn what_a_task_forked_ends_with_the_orbit() {
 
 pub(crate) fn what_a_task_forked_ends_with_main() {
     let (reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: this process has one thread.
+    // SAFETY: this process has one thread, so the child finds no lock held by another one.
     let main = unsafe { libc::fork() };
     if main == 0 {
         use std::io::Write as _;
@@ -154,7 +154,7 @@ pub(crate) fn what_a_task_forked_ends_with_main() {
 pub(crate) fn an_exit_runs_nothing_and_prints_nothing_of_mains() {
     extern "C" fn at_exit() {
         if is_orbit() {
-            // SAFETY: writes a constant.
+            // SAFETY: the kernel reads seven bytes, which the literal has.
             unsafe { libc::write(1, c"handler".as_ptr().cast(), 7) };
         }
     }
@@ -269,7 +269,7 @@ fn close_and_send(task: &mut Task<'_>) -> i64 {
     if occupies {
         // What the program opens next may get any number.
         let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
-        // SAFETY: sysconf reads a limit.
+        // SAFETY: the call takes a number only.
         let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(16, 4096);
         for number in 16..i32::try_from(limit).unwrap() {
             // SAFETY: a number that is open or not is overwritten, which is what the case is about.
@@ -327,7 +327,7 @@ pub(crate) fn a_main_that_closed_all_files_keeps_those_that_it_opens_then() {
     drop(orbits);
     drop(area);
     for place in file.as_raw_fd()..LAST {
-        // SAFETY: asks about a number.
+        // SAFETY: F_GETFD takes no pointer, and a closed number is an error.
         assert!(unsafe { libc::fcntl(place, libc::F_GETFD) } >= 0, "number {place} is closed");
     }
     file.rewind().unwrap();

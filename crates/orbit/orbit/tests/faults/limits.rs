@@ -44,7 +44,7 @@ fn grab(_: &mut Task<'_>) -> i64 {
     let grab = || unsafe { mmap_anonymous(std::ptr::null_mut(), 1 << 20, access, MapFlags::PRIVATE) };
     let got: Vec<_> = std::iter::from_fn(|| grab().ok()).take(1 << 20).collect();
     for &start in &got {
-        // SAFETY: mapped above.
+        // SAFETY: the mapping was made above, and nothing refers to it.
         unsafe { munmap(start, 1 << 20) }.unwrap();
     }
     i64::try_from(got.len()).unwrap()
