@@ -141,7 +141,7 @@ pub(crate) fn check_sharing(processes: &[Process], findings: &mut Findings) {
 
 /// Returns whether two processes share something, by a type of kcmp(2). Where the call is not allowed they do not.
 fn shares(one: i32, other: i32, kind: i32) -> bool {
-    // SAFETY: kcmp takes numbers.
+    // SAFETY: with these kinds the call takes numbers only.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, kind, 0, 0) == 0 }
 }
 

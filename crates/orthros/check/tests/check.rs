@@ -13,7 +13,7 @@ use orrery_orthros_check::{Finding, Verdict, check};
 
 fn own(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is new.
+    // SAFETY: the callers pass a descriptor that the kernel just made, and nobody else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -75,7 +75,7 @@ fn what_survives_is_not_told_and_what_does_not_is() {
 #[test]
 fn timers_by_own_processor_time_are_passed_over() {
     let mut own = 0;
-    // SAFETY: the call writes one number.
+    // SAFETY: the C library writes one clock's number to `own`, which outlives the call.
     assert_eq!(unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut own) }, 0);
     for clock in [own, libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID] {
         let mut timer = std::ptr::null_mut();
@@ -88,14 +88,14 @@ fn timers_by_own_processor_time_are_passed_over() {
 
 #[test]
 fn a_listener_of_mptcp_is_told_by_its_name() {
-    // SAFETY: a new socket.
+    // SAFETY: the call takes numbers only.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP) };
     if socket < 0 {
         orrery_testing::skipped!("this kernel has no MPTCP");
         return;
     }
     let socket = own(socket);
-    // SAFETY: the descriptor is a socket.
+    // SAFETY: the call takes numbers only, and the socket is open.
     assert_eq!(unsafe { libc::listen(socket.as_raw_fd(), 5) }, 0);
     let told = about(&of(std::process::id()), socket.as_raw_fd()).cloned().unwrap();
     assert!(told.verdict == Verdict::HungUp && told.why.contains("MPTCP"), "{told:?}");
@@ -224,7 +224,7 @@ fn listeners_with_names_and_datagrams_survive() {
 #[test]
 fn a_process_that_shares_memory_is_told() {
     extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: pause takes nothing.
+        // SAFETY: the call takes no pointer.
         unsafe { libc::pause() }
     }
     // Never freed, as the child has it as long as it lives.

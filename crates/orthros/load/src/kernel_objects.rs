@@ -132,7 +132,7 @@ impl Held {
             libc::signalfd(-1, &raw const only, libc::SFD_CLOEXEC)
         };
         ensure!(signals >= 0, "no signalfd: {}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor is new.
+        // SAFETY: the kernel just made the descriptor, and nobody else owns it.
         let signals = unsafe { OwnedFd::from_raw_fd(signals) };
         timer(timer_signal)?;
 

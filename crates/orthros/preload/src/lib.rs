@@ -64,7 +64,7 @@ static BLOCK: Block =
 static HANDLERS: [AtomicPtr<()>; CALLS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CALLS];
 
 fn fail(error: c_int) -> c_int {
-    // SAFETY: errno is this thread's.
+    // SAFETY: the C library's errno is a place of this thread's own, which is valid as long as the thread.
     unsafe { *libc::__errno_location() = error };
     -1
 }
@@ -118,7 +118,7 @@ pub extern "C" fn orrery_failover_set_handler(call: c_long, handler: Option<Hand
 /// `call` leads to a call, whose arguments must be what that system call wants.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_failover_retry(call: *const Call) -> c_long {
-    // SAFETY: as the caller says.
+    // SAFETY: `call` leads to a call that stays for this one (# Safety).
     let call = unsafe { *call };
     let result: c_long;
     let [first, second, third, fourth, fifth, sixth] = call.arguments;
@@ -143,7 +143,8 @@ unsafe extern "C" fn ask(call: *const Call) -> c_long {
     if handler.is_null() {
         return c_long::from(-libc::EINTR);
     }
-    // SAFETY: only handlers are stored there.
+    // SAFETY: the pointer is not null, and `orrery_failover_set_handler` alone stores others, all of them of
+    // type `Handler`.
     let handler = unsafe { std::mem::transmute::<*mut (), Handler>(handler) };
     // SAFETY: the program's own function, with a call that lives.
     unsafe { handler(call) }

@@ -91,7 +91,7 @@ fn a_program_settles_its_call() {
     }
     assert_eq!(ptrace(libc::PTRACE_INTERRUPT, pid, std::ptr::null_mut()), 0);
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) }, pid);
     let mut place = MaybeUninit::<libc::user_regs_struct>::zeroed();
     assert_eq!(ptrace(libc::PTRACE_GETREGS, pid, place.as_mut_ptr().cast()), 0);

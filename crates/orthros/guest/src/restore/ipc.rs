@@ -41,7 +41,7 @@ fn with_id(object: &IpcObject, kind: &str, create: impl FnOnce(i32) -> i32) -> R
 fn create_semaphores(set: &SemaphoreSet) -> Result<()> {
     let object = &set.object;
     let count = i32::try_from(set.values.len())?;
-    // SAFETY: semget takes no pointers.
+    // SAFETY: the call takes numbers only.
     with_id(object, "sem", |flags| unsafe { libc::semget(object.key, count, flags) })?;
     let mut values = set.values.clone();
     // SAFETY: SETALL reads as many values as the set has semaphores, which is `values.len()`.
@@ -61,7 +61,7 @@ fn create_semaphores(set: &SemaphoreSet) -> Result<()> {
 
 fn create_queue(queue: &MessageQueue) -> Result<()> {
     let object = &queue.object;
-    // SAFETY: msgget takes no pointers.
+    // SAFETY: the call takes numbers only.
     with_id(object, "msg", |flags| unsafe { libc::msgget(object.key, flags) })?;
     // SAFETY: `msqid_ds` has only integer fields, for which zero is valid.
     let mut attributes: libc::msqid_ds = unsafe { std::mem::zeroed() };
@@ -117,7 +117,8 @@ mod tests {
         assert!(remarks.is_empty(), "{remarks:?}");
         let mut values = [0_u16; 3];
         let mut message = [0_u8; 8 + 8192];
-        // SAFETY: `values` has room for three semaphores, `message` for a type and 8192 bytes, as much as the calls may write.
+        // SAFETY: `values` has room for three semaphores, `message` for a type and 8192 bytes, as much as the
+        // calls may write.
         unsafe {
             assert_eq!(libc::semctl(set, 0, libc::GETALL, values.as_mut_ptr()), 0);
             for (kind, bytes) in &messages {

@@ -204,7 +204,7 @@ fn set_option(socket: &OwnedFd, option: &SocketOption) -> Result<()> {
 fn restore_owner(owner: &FileOwner) -> Result<()> {
     let file = copy(owner.holder)?;
     if owner.signal != 0 {
-        // SAFETY: F_SETSIG takes an integer.
+        // SAFETY: F_SETSIG takes an integer, and no pointer.
         let result = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, owner.signal) };
         ensure!(result == 0, "F_SETSIG {}: {}", owner.signal, io::Error::last_os_error());
     }
@@ -426,7 +426,7 @@ mod tests {
         }
         let owner = FileOwner { holder: of(&read), receiver: pid, kind: 1, signal: 35, uids: (65534, 65534) };
         restore_owner(&owner).unwrap();
-        // SAFETY: the calls take integers.
+        // SAFETY: F_GETOWN and F_GETSIG (11) take no pointer.
         let found =
             unsafe { (libc::fcntl(read.as_raw_fd(), libc::F_GETOWN), libc::fcntl(read.as_raw_fd(), 11)) };
         assert_eq!(found, (pid, 35));

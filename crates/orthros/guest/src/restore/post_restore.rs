@@ -142,7 +142,7 @@ fn set_reset_on_fork(thread: i32) -> Result<()> {
 }
 
 fn set_io_priority(thread: i32, priority: u16) -> Result<()> {
-    // SAFETY: ioprio_set takes no pointers.
+    // SAFETY: the call takes numbers only.
     let result = unsafe {
         libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, thread, libc::c_int::from(priority))
     };

@@ -334,7 +334,7 @@ mod tests {
         let clock = ProcessorClock::of(thread).unwrap();
         assert_eq!(clock, ProcessorClock::of(libc::CLOCK_THREAD_CPUTIME_ID).unwrap());
         assert!(clock.of_thread);
-        // SAFETY: gettid takes nothing.
+        // SAFETY: the call takes nothing.
         let tid = unsafe { libc::gettid() };
         assert_eq!(clock.id(tid), thread);
         let clock = ProcessorClock::of(process).unwrap();

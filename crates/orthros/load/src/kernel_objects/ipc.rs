@@ -21,7 +21,7 @@ fn check(result: i64, what: &str) -> Result<i64> {
 
 impl SystemV {
     pub(super) fn take() -> Result<Self> {
-        // SAFETY: no pointers are involved.
+        // SAFETY: the calls take numbers only: IPC_RMID has no fourth argument.
         let (set, queue) = unsafe {
             // Numbers that are taken first and returned make those that stay other than the first ones.
             let first = libc::semget(libc::IPC_PRIVATE, 1, 0o600);
@@ -56,7 +56,7 @@ impl SystemV {
         let got = unsafe { libc::semctl(self.set, 0, libc::GETALL, values.as_mut_ptr()) };
         check(i64::from(got), "semaphores")?;
         ensure!(values == VALUES, "semaphores count {values:?}");
-        // SAFETY: no pointers are involved.
+        // SAFETY: the call takes numbers only.
         let queue = unsafe { libc::msgget(4711, 0) };
         ensure!(queue == self.queue, "the key leads to the queue {queue}, not {}", self.queue);
         let mut message = vec![0_u8; 8 + 8192];

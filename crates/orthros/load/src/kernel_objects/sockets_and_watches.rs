@@ -98,9 +98,9 @@ impl Objects {
         let accepted = (listener.accept()?.0, there);
         let asked = UnixStream::connect(PATH)?;
 
-        // SAFETY: a new socket.
+        // SAFETY: the call takes numbers only, and makes a descriptor that nobody knows yet.
         let netlink = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        // SAFETY: the descriptor is new.
+        // SAFETY: the kernel just made the descriptor, as `check` sees to, and nobody else owns it.
         let netlink = unsafe { OwnedFd::from_raw_fd(check(netlink, "netlink")?) };
 
         let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
@@ -135,7 +135,7 @@ impl Objects {
         rustix::fs::mknodat(rustix::fs::CWD, FIFO, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         let fifo = OpenOptions::new().read(true).write(true).open(FIFO)?;
 
-        // SAFETY: a new mapping disturbs nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces none.
         let memory = unsafe {
             mmap_anonymous(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?
         };
@@ -327,7 +327,7 @@ fn text(bytes: &[u8]) -> String {
 
 fn ending(pid: i32) -> Result<i32> {
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
     check(unsafe { libc::waitpid(pid, &raw mut status, 0) }, "a child")?;
     Ok(status)
 }
@@ -353,7 +353,7 @@ fn buffer(socket: &UnixStream, option: i32) -> Result<usize> {
 }
 
 fn record() -> libc::flock {
-    // SAFETY: zeros are a lock.
+    // SAFETY: a `flock` consists of integers, for which zero is a valid value.
     let mut lock: libc::flock = unsafe { MaybeUninit::zeroed().assume_init() };
     (lock.l_type, lock.l_start, lock.l_len) = (i16::try_from(libc::F_WRLCK).unwrap_or(1), 2, 3);
     lock
@@ -361,7 +361,7 @@ fn record() -> libc::flock {
 
 fn lock_record(file: &File) -> Result<()> {
     let lock = record();
-    // SAFETY: the lock is one.
+    // SAFETY: the kernel reads one `flock`, which outlives the call.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) }, "a record's lock")
         .map(drop)
 }
@@ -378,7 +378,8 @@ fn is_record_locked() -> bool {
 fn set_processor_timer() -> Result<()> {
     let at = libc::timeval { tv_sec: 3600, tv_usec: 0 };
     let timer = libc::itimerval { it_interval: at, it_value: at };
-    // SAFETY: the timer is one.
+    // SAFETY: the kernel reads one `itimerval`, which outlives the call, and the null pointer asks for no old
+    // one.
     check(unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, std::ptr::null_mut()) }, "a timer")
         .map(drop)
 }
@@ -464,7 +465,7 @@ fn confined(shared: &Shared) -> i32 {
         }
     }
     loop {
-        // SAFETY: calls that change nothing.
+        // SAFETY: the calls take numbers only, and errno is this thread's own.
         let (asked, errno, kept, ambient) = unsafe {
             let asked = libc::syscall(libc::SYS_getppid);
             let errno = *libc::__errno_location();

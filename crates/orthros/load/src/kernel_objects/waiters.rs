@@ -35,7 +35,7 @@ pub(super) struct Waiters {
 /// Waits in a futex until its word is no longer `value`.
 fn wait_in_futex(value: u32) -> i64 {
     let forever = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word lives for ever.
+    // SAFETY: the word is a static, and the null pointer stands for no time limit.
     unsafe { libc::syscall(libc::SYS_futex, WORD.as_ptr(), libc::FUTEX_WAIT, value, forever) }
 }
 
@@ -116,7 +116,7 @@ impl Waiters {
             self.pipe.write_all(b"x")?;
             drop(UnixStream::connect(PATH).context("who accepts connections")?);
             WORD.fetch_add(1, Ordering::Release);
-            // SAFETY: the word lives for ever.
+            // SAFETY: the word is a static, and waking takes no further pointer.
             unsafe { libc::syscall(libc::SYS_futex, WORD.as_ptr(), libc::FUTEX_WAKE, 1) };
             self.polled.write_all(b"x")?;
             self.reported.write_all(b"x")?;

@@ -52,7 +52,7 @@ impl Files {
         drop(twin);
         fs::write("/tmp/leased", "")?;
         let leased = File::open("/tmp/leased")?;
-        // SAFETY: F_SETLEASE takes an integer.
+        // SAFETY: F_SETLEASE takes an integer, and no pointer.
         let result = unsafe { libc::fcntl(leased.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) };
         ensure!(result == 0, "no lease: {}", std::io::Error::last_os_error());
         Ok(Self { packets, owned, epoll, leased, _event: event })
@@ -74,7 +74,7 @@ impl Files {
         listing.insert("owner of a file".to_owned(), format!("{result} {owner:?}"));
         listing.insert("signal of a file".to_owned(), fcntl(&self.owned.0, F_GETSIG, 0)?.to_string());
         listing.insert("size of a pipe".to_owned(), fcntl(&self.owned.0, libc::F_GETPIPE_SZ, 0)?.to_string());
-        // SAFETY: F_GETLEASE takes nothing.
+        // SAFETY: F_GETLEASE takes no pointer.
         let lease = unsafe { libc::fcntl(self.leased.as_raw_fd(), libc::F_GETLEASE) };
         listing.insert("lease".to_owned(), lease.to_string());
         let mut events = Vec::with_capacity(4);

@@ -74,7 +74,7 @@ fn sharing_child() -> Result<i32> {
     const STACK: usize = 16 * PAGE;
     extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
         loop {
-            // SAFETY: pause takes nothing.
+            // SAFETY: the call takes no pointer.
             unsafe { libc::pause() };
         }
     }
@@ -96,7 +96,7 @@ impl Process {
         rustix::system::setdomainname(b"example.org")?;
         fs::write("/proc/self/coredump_filter", "0x7f")?;
         fs::write("/proc/self/oom_score_adj", "-500")?;
-        // SAFETY: the calls take numbers.
+        // SAFETY: the calls take numbers only.
         unsafe {
             must(libc::syscall(libc::SYS_membarrier, 1 << 4, 0, 0), "membarrier")?;
             must(libc::syscall(libc::SYS_membarrier, 1 << 6, 0, 0), "membarrier")?;
@@ -131,7 +131,7 @@ impl Process {
             0 => {
                 prctl(libc::PR_SET_TSC, [2, 0, 0, 0]);
                 loop {
-                    // SAFETY: pause takes nothing.
+                    // SAFETY: the call takes no pointer.
                     unsafe { libc::pause() };
                 }
             }
@@ -192,7 +192,7 @@ impl Process {
             let ambient = prctl(libc::PR_CAP_AMBIENT, [1, capability, 0, 0]);
             listing.insert(format!("capability {capability}"), format!("{answer} {ambient}"));
         }
-        // SAFETY: the calls take numbers.
+        // SAFETY: the calls take numbers only.
         let (personality, priority, barrier, serializing) = unsafe {
             (
                 libc::personality(0xffff_ffff),
@@ -238,7 +238,7 @@ impl Process {
         }
         ensure!(child > 0, "cannot fork: {}", std::io::Error::last_os_error());
         let mut status = 0;
-        // SAFETY: `status` is a live integer.
+        // SAFETY: the kernel writes one `int` to `status`, which outlives the call.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         listing.insert("a new child's pages".to_owned(), status.to_string());
         Ok(())
