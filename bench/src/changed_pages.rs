@@ -82,7 +82,8 @@ impl Pages {
     /// Writes every page once, so that all are there.
     pub fn fill(self) {
         for page in 0..self.pages {
-            // SAFETY: within the pages.
+            // SAFETY: `page` is below the number of pages, which are writable and used by nobody else, as the
+            // contract of `new` has it.
             unsafe { self.start.byte_add(page * PAGE).write(1) };
         }
     }
@@ -90,7 +91,8 @@ impl Pages {
     /// Writes the pages of `round`; returns what the task must find.
     pub fn change(self, change: Change, round: u64) -> u64 {
         for index in 0..change.pages {
-            // SAFETY: a page of ours.
+            // SAFETY: `page` gives the address of one of the pages, which are writable and used by nobody
+            // else, as the contract of `new` has it.
             unsafe { self.page(change, round, index).write(round ^ index as u64) };
         }
         self.examine(change, round)
@@ -165,7 +167,7 @@ mod tests {
     #[test]
     fn a_task_finds_what_changed() {
         let mut memory = vec![0_u64; 64 * PAGE / 8];
-        // SAFETY: the vector outlives its use.
+        // SAFETY: the vector has 64 pages, outlives `examined`, and is used through it only.
         let examined = unsafe { Pages::new(memory.as_mut_ptr(), 64) };
         examined.fill();
         for (text, rounds) in [("4", 100), ("pause 7 new", 100), ("0", 2), ("64", 3)] {

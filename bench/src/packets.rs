@@ -40,7 +40,7 @@ pub(crate) fn take_priority(priority: i32) -> anyhow::Result<()> {
         return Ok(());
     }
     let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: the parameters are read.
+    // SAFETY: the kernel reads one `sched_param`, which outlives the call.
     if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } != 0 {
         let cause = std::io::Error::last_os_error();
         return Err(crate::Skipped(format!("SCHED_FIFO: {cause}")).into());

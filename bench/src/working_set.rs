@@ -54,7 +54,8 @@ impl WorkingSet {
             return;
         }
         for page in 0..self.pages {
-            // SAFETY: below the mapping's length.
+            // SAFETY: the offset is below the mapping's length, which is one distance more than the pages
+            // take.
             unsafe { self.start.cast::<u8>().add(page * DISTANCE).read_volatile() };
         }
     }
@@ -62,7 +63,7 @@ impl WorkingSet {
 
 impl Drop for WorkingSet {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's.
+        // SAFETY: the mapping is this set's own, and nothing refers to it after this.
         let _unmapped = unsafe { munmap(self.start, self.length) };
     }
 }

@@ -163,7 +163,7 @@ enum Until {
 fn traced(program: &OsString, rest: &[OsString], until: Until) -> Result<ExitCode> {
     let mut command = Command::new(program);
     command.args(rest);
-    // SAFETY: two calls, nothing is allocated.
+    // SAFETY: the child makes two system calls between fork and exec, and allocates nothing.
     unsafe {
         command.pre_exec(|| {
             libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
@@ -211,7 +211,7 @@ fn traced(program: &OsString, rest: &[OsString], until: Until) -> Result<ExitCod
 
 /// Forks a child, which stops before it executes the program.
 fn start_stopped(mut command: Command) -> Result<libc::pid_t> {
-    // SAFETY: this process has one thread.
+    // SAFETY: this process has one thread, so the child finds no lock held by another one.
     unsafe {
         let child = libc::fork();
         ensure!(child >= 0, "fork: {}", io::Error::last_os_error());

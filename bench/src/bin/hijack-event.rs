@@ -87,7 +87,7 @@ fn call_contender() -> Result<()> {
         journal: Some(hijack.journal()),
     };
     let _joined = join(&joining, std::process::id().cast_signed())?;
-    // SAFETY: this process has one thread.
+    // SAFETY: this process has one thread, so nobody reads the environment meanwhile.
     unsafe { std::env::set_var(SOCKET_VARIABLE, manager.socket()) };
     let program = std::env::current_exe()?;
     let child = hijack.spawn(program.as_os_str(), &[INSIDE.into()])?;
@@ -132,7 +132,7 @@ impl Way {
             }
             Self::Call(heard) => {
                 let begin = now();
-                // SAFETY: returns a number.
+                // SAFETY: the call takes nothing.
                 unsafe { libc::getppid() };
                 Ok(stamp(heard)?.saturating_sub(begin))
             }
@@ -242,7 +242,7 @@ impl Signalled {
 
     fn event(&self) -> Result<u64> {
         let begin = now();
-        // SAFETY: a child of this process.
+        // SAFETY: the call takes numbers only, and the process is a child that was not waited for.
         let sent = unsafe { libc::kill(self.pid, libc::SIGUSR1) };
         ensure!(sent == 0, "kill: {}", std::io::Error::last_os_error());
         Ok(self.shared.wait().saturating_sub(begin))
@@ -331,7 +331,7 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // SAFETY: a child of this process.
+        // SAFETY: the call takes numbers only, and the process is a child that was not waited for.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
     }
 }

@@ -93,7 +93,7 @@ fn serve_sleeps(way: &str) -> Result<()> {
 fn take_realtime_priority() -> Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: the parameters are read.
+    // SAFETY: the kernel reads one `sched_param`, which outlives the call.
     if unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } != 0 {
         return Err(Skipped(format!("SCHED_FIFO: {}", io::Error::last_os_error())).into());
     }
@@ -110,7 +110,8 @@ impl Sleeper {
     fn among(&mut self, hogs: usize) -> Result<()> {
         while self.hogs.len() > hogs {
             let hog = self.hogs.pop().unwrap_or(0);
-            // SAFETY: a child of this process.
+            // SAFETY: the calls take numbers and a null pointer, and the process is a child that was not
+            // waited for.
             unsafe {
                 libc::kill(hog, libc::SIGKILL);
                 libc::waitpid(hog, std::ptr::null_mut(), 0);
@@ -140,7 +141,8 @@ impl Sleeper {
             return Ok(());
         }
         let request = libc::timespec { tv_sec: 0, tv_nsec: length.subsec_nanos().into() };
-        // SAFETY: the time is read.
+        // SAFETY: the kernel reads one `timespec`, which outlives the call, and the null pointer asks for no
+        // rest.
         let result = unsafe { libc::nanosleep(&raw const request, std::ptr::null_mut()) };
         ensure!(result == 0, "nanosleep: {}", io::Error::last_os_error());
         Ok(())

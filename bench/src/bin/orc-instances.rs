@@ -118,7 +118,7 @@ fn switches(bench: &mut Bench, instance: &mut Instance, theirs: Sqlite) {
         let ours_unguarded = nanoseconds(begin, COUNT);
         let begin = thread_cpu_time();
         for _ in 0..COUNT {
-            // SAFETY: a function without arguments.
+            // SAFETY: the function takes nothing, and the plain library that it is of stays loaded.
             black_box(unsafe { (theirs.memory_used)() });
         }
         let call = nanoseconds(begin, COUNT);
@@ -164,7 +164,8 @@ fn throughput(bench: &mut Bench, library: &Library, ours: Sqlite, theirs: Sqlite
     }
     let (mut many, mut one) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds * 3 {
-        // SAFETY: the statements are prepared.
+        // SAFETY: `theirs.prepared` returned the statement, and the plain library has no instance that would
+        // have to be entered.
         let mut plain = |at: usize| unsafe { theirs.row(statements[at]) };
         let mut call = |at: usize| {
             let (instance, statement) = &mut entered[at];

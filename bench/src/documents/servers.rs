@@ -35,14 +35,15 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn start(serving: Serving, listener: TcpListener, cpu: usize) -> Result<Self> {
         rustix::net::listen(&listener, 2048).context("cannot listen")?;
-        // SAFETY: the child has the one thread that runs, and its memory is a copy: it allocates as any process does, because
-        // the C library takes care of its own locks.
+        // SAFETY: the child has the one thread that runs, and its memory is a copy: it allocates as any
+        // process does, because the C library takes care of its own locks.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error()).context("fork"),
             0 => {
                 let ended = run(serving, &listener, cpu);
                 eprintln!("the server by {serving:?} ended: {ended:?}");
-                // SAFETY: ends the child at once.
+                // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in
+                // it.
                 unsafe { libc::_exit(1) }
             }
             pid => Ok(Self { pid: Pid::from_raw(pid).context("a child without a PID")? }),
@@ -141,7 +142,7 @@ fn event_loop(listener: &TcpListener) -> Result<()> {
 
 fn fork_each(listener: &TcpListener) -> Result<()> {
     // Children are reaped by the kernel.
-    // SAFETY: a disposition without a handler.
+    // SAFETY: SIG_IGN installs no function as a handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     loop {
         let connection: OwnedFd = rustix::net::accept(listener)?;
@@ -151,7 +152,8 @@ fn fork_each(listener: &TcpListener) -> Result<()> {
             0 => {
                 let mut connection = TcpStream::from(connection);
                 while let Ok(true) = answer(&mut connection) {}
-                // SAFETY: ends the child at once.
+                // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in
+                // it.
                 unsafe { libc::_exit(0) }
             }
             _ => {}

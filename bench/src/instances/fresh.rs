@@ -141,7 +141,7 @@ fn namespaces(library: &Path, count: usize) -> Result<Taken> {
     let kib = (private_memory("self")? - before) / made as f64;
     let (count, begin) = (handles.len() as f64, thread_cpu_time());
     for handle in handles {
-        // SAFETY: it is open.
+        // SAFETY: the handle is open, nothing of the library is used any more, and it is closed once.
         unsafe { libc::dlclose(handle) };
     }
     Ok(Taken { count, kib, create, destroy: each(thread_cpu_time() - begin, made) })
@@ -149,9 +149,9 @@ fn namespaces(library: &Path, count: usize) -> Result<Taken> {
 
 /// Processor time of children that were waited for, in nanoseconds.
 fn time_of_children() -> u64 {
-    // SAFETY: the structure has numbers alone.
+    // SAFETY: an `rusage` consists of integers, for which zero is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one structure.
+    // SAFETY: the kernel writes one `rusage` to `usage`, which outlives the call.
     unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
     let nanoseconds = |time: libc::timeval| (time.tv_sec * 1_000_000 + time.tv_usec).unsigned_abs() * 1000;
     nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime)
@@ -187,7 +187,7 @@ fn processes(library: &Path, count: usize) -> Result<Taken> {
         children.push(child);
         create += thread_cpu_time() - begin;
         let mut byte = 0_u8;
-        // SAFETY: one byte is read.
+        // SAFETY: the kernel writes at most one byte to `byte`, which outlives the call.
         ensure!(unsafe { libc::read(ready[0], (&raw mut byte).cast(), 1) } == 1, "a process has ended");
         create += process_cpu_time(child)?;
         memory += private_memory(&child.to_string())?;

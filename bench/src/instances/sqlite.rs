@@ -58,7 +58,8 @@ impl Sqlite {
     /// # Errors
     /// A function is not there.
     pub fn of_instances(library: &Library) -> Result<Self> {
-        // SAFETY: the library is SQLite.
+        // SAFETY: the library is SQLite, so that what `symbol` finds under these names has the types of
+        // sqlite3.h.
         unsafe { Self::new(|name| Ok(library.symbol(name)?.as_ptr())) }
     }
 
@@ -70,7 +71,7 @@ impl Sqlite {
     /// # Safety
     /// The handle is that of SQLite, which stays loaded while what is returned is used.
     pub unsafe fn of_handle(handle: *mut c_void) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the handle is that of SQLite, which stays loaded (# Safety).
         unsafe {
             Self::new(|name| {
                 let address = libc::dlsym(handle, name.as_ptr());
@@ -94,7 +95,8 @@ impl Sqlite {
 
     fn exec(self, database: Database, statements: &CStr) -> Result<()> {
         let (none, null) = (std::ptr::null(), std::ptr::null_mut());
-        // SAFETY: the database is open.
+        // SAFETY: the database is open, the statements are a C string, and the null pointers stand for no
+        // function and no error text.
         let code = unsafe { (self.exec)(database, statements.as_ptr(), none, null, std::ptr::null_mut()) };
         ensure!(code == 0, "a statement failed: {code}");
         Ok(())
@@ -125,7 +127,7 @@ impl Sqlite {
     #[inline]
     pub unsafe fn row(self, statement: Statement) {
         const ROW: c_int = 100;
-        // SAFETY: the caller's promise.
+        // SAFETY: `prepared` returned the statement, and its instance is entered (# Safety).
         unsafe {
             assert_eq!((self.step)(statement), ROW);
             (self.reset)(statement);
@@ -152,7 +154,7 @@ impl Sqlite {
                 c"insert into t(b) values('hello'); select b from t where a = last_insert_rowid()",
             )?;
         }
-        // SAFETY: it is open.
+        // SAFETY: the database is open, no statement of it is left, and it is not used any more.
         ensure!(unsafe { (self.close)(database) } == 0, "cannot close a database");
         Ok(())
     }

@@ -37,7 +37,8 @@ impl Coroutine {
     /// Makes it.
     pub fn new() -> Result<Self> {
         let mut stack = vec![0_u8; STACK].into_boxed_slice();
-        // SAFETY: all-zero is what getcontext(3) overwrites.
+        // SAFETY: the structure consists of contexts of integers and pointers, for which all-zero is valid,
+        // and a number.
         let sides = Box::new(unsafe { MaybeUninit::<Sides>::zeroed().assume_init() });
         let sides = Box::into_raw(sides);
         let address = sides.expose_provenance();

@@ -50,7 +50,7 @@ pub(super) fn in_child(work: impl FnOnce() -> bool) -> Result<libc::pid_t> {
         -1 => Err(std::io::Error::last_os_error()).context("fork"),
         0 => {
             let status = if work() { 0 } else { 1 };
-            // SAFETY: ends the child at once.
+            // SAFETY: the call takes a number and ends the child, so that nothing of the parent's runs in it.
             unsafe { libc::_exit(status) }
         }
         child => Ok(child),

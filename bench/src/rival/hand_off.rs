@@ -91,18 +91,21 @@ impl Side {
     fn hand(&mut self) -> Result<()> {
         match self {
             Self::Semaphore { post, .. } => {
-                // SAFETY: initialised in `HandOff::new`.
+                // SAFETY: `HandOff::new` initialised the semaphore in the shared mapping, which is never
+                // unmapped (see `Send`).
                 ensure!(unsafe { libc::sem_post(*post) } == 0, "sem_post failed");
             }
             Self::Futex { word, mine } => {
-                // SAFETY: see `Send`.
+                // SAFETY: the word is in the shared mapping, which is never unmapped (see `Send`), and is an
+                // atomic.
                 let word = unsafe { &**word };
                 word.store(1 - *mine, Ordering::SeqCst);
                 futex::wake(word, futex::Flags::empty(), 1)?;
             }
             Self::Streams(_, to) => to.write_all(&[1])?,
             Self::Words { mine, .. } => {
-                // SAFETY: see `Send`.
+                // SAFETY: the line is in the shared mapping, which is never unmapped (see `Send`), and
+                // consists of atomics.
                 unsafe { &**mine }.turns.fetch_add(1, Ordering::SeqCst);
             }
         }
@@ -124,7 +127,8 @@ impl Side {
             }
             Self::Streams(from, _) => from.read_exact(&mut [0])?,
             Self::Words { mine, theirs, ahead, between } => {
-                // SAFETY: see `Send`.
+                // SAFETY: both lines are in the shared mapping, which is never unmapped (see `Send`), and
+                // consist of atomics.
                 let (mine, theirs) = unsafe { (&**mine, &**theirs) };
                 let awaited = mine.turns.load(Ordering::Relaxed).wrapping_add(*ahead);
                 while theirs.turns.load(Ordering::SeqCst) != awaited {
@@ -141,7 +145,8 @@ impl Side {
     /// Begins or ends a measurement, on the first side. A side that is never asleep of itself sleeps between two.
     fn rest(&mut self, rests: bool) -> Result<()> {
         if let Self::Words { mine, .. } = self {
-            // SAFETY: see `Send`.
+            // SAFETY: the line is in the shared mapping, which is never unmapped (see `Send`), and consists
+            // of atomics.
             let word = unsafe { &(**mine).rests };
             word.store(u32::from(rests), Ordering::SeqCst);
             if !rests {
@@ -210,7 +215,8 @@ impl HandOff {
                         // SAFETY: ends with the contender, whose thread this is.
                         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                         answer();
-                        // SAFETY: ends the process at once.
+                        // SAFETY: the call takes a number and ends the process, so that nothing of the
+                        // parent's runs in it.
                         unsafe { libc::_exit(0) }
                     }
                     pid => {

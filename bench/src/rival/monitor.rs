@@ -208,14 +208,16 @@ impl SeparateProcess {
         let path = direct.path.as_bytes().to_vec();
         let (socket, other) = UnixStream::pair()?;
         let directory = directory.as_os_str().as_bytes().to_vec();
-        // SAFETY: contenders have one thread.
+        // SAFETY: contenders have one thread when they are made, so the child finds no lock held by another
+        // one.
         match unsafe { libc::fork() } {
             0 => {
                 drop(socket);
-                // SAFETY: ends with the contender.
+                // SAFETY: PR_SET_PDEATHSIG takes numbers only.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                 let _ = perform_for(&other, &direct.file, &directory);
-                // SAFETY: ends the process at once.
+                // SAFETY: the call takes a number and ends the process, so that nothing of the parent's runs
+                // in it.
                 unsafe { libc::_exit(0) }
             }
             child => ensure!(child > 0, "fork: {}", std::io::Error::last_os_error()),
@@ -337,7 +339,8 @@ impl LeastOpen {
         let absent = CString::new(directory.join("absent").as_os_str().as_bytes())?;
         let path = std::mem::replace(&mut direct.path, absent);
         let (receiving, sending) = UnixStream::pair()?;
-        // SAFETY: contenders have one thread.
+        // SAFETY: contenders have one thread when they are made, so the child finds no lock held by another
+        // one.
         match unsafe { libc::fork() } {
             0 => {
                 drop(receiving);
@@ -345,7 +348,8 @@ impl LeastOpen {
                     .and_then(|file| send(&sending, &file));
                 drop(sending);
                 let status = if heard.is_ok() { served.serve(&mut direct) } else { 1 };
-                // SAFETY: ends the process at once.
+                // SAFETY: the call takes a number and ends the process, so that nothing of the parent's runs
+                // in it.
                 unsafe { libc::_exit(status) }
             }
             child => ensure!(child > 0, "fork: {}", std::io::Error::last_os_error()),
@@ -386,8 +390,8 @@ impl Traced {
         let directory = directory.as_os_str().as_bytes().to_vec();
         let filter = picked()?;
         std::thread::Builder::new().spawn(move || {
-            // SAFETY: the child makes system calls and does what is requested; other threads of this process hold no locks
-            // that it needs.
+            // SAFETY: the child makes system calls and does what is requested; other threads of this process
+            // hold no locks that it needs.
             match unsafe { libc::fork() } {
                 0 => {
                     // SAFETY: the thread that forked traces this process.
@@ -396,7 +400,8 @@ impl Traced {
                         libc::raise(libc::SIGSTOP);
                     }
                     if stops == Stops::Picked && seccompiler::apply_filter(&filter).is_err() {
-                        // SAFETY: ends the process at once.
+                        // SAFETY: the call takes a number and ends the process, so that nothing of the
+                        // parent's runs in it.
                         unsafe { libc::_exit(1) }
                     }
                     let status = served.serve(&mut direct);
@@ -482,7 +487,8 @@ fn trace(child: i32, stops: Stops, directory: &[u8]) {
 fn look(child: i32, directory: &[u8]) -> bool {
     // SAFETY: the registers are numbers, and the kernel fills in as much as there is.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-    // SAFETY: the child is stopped.
+    // SAFETY: the kernel writes one `user_regs_struct` to `registers`, which outlives the call; where the
+    // child is not stopped, it is an error.
     unsafe { libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers) };
     let call = i64::try_from(registers.orig_rax).unwrap_or(-1);
     let Some((_, argument)) = WITH_PATH.iter().find(|(number, _)| *number == call) else { return true };
@@ -490,7 +496,8 @@ fn look(child: i32, directory: &[u8]) -> bool {
     let here = libc::iovec { iov_base: path.as_mut_ptr().cast(), iov_len: path.len() };
     let at = usize::try_from(if *argument == 0 { registers.rdi } else { registers.rsi }).unwrap_or(0);
     let there = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: path.len() };
-    // SAFETY: the local vector describes `path`.
+    // SAFETY: the local vector describes `path`, to which the kernel writes no more than its length; bad
+    // addresses of the child's are an error.
     unsafe { libc::process_vm_readv(child, &raw const here, 1, &raw const there, 1, 0) };
     let length = path.iter().position(|&byte| byte == 0).unwrap_or(path.len());
     length == 0 || is_within(&path[..length], directory)
