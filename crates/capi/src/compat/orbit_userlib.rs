@@ -83,7 +83,7 @@ pub struct Allocator {
     /// Where it tells how much is in use.
     pub allocated: *mut usize,
     /// Held while it works.
-    pub lock: libc::pthread_spinlock_t,
+    pub lock: core::cell::UnsafeCell<libc::pthread_spinlock_t>,
     /// Whether sizes are noted.
     pub use_meta: bool,
     /// The functions of this allocator.

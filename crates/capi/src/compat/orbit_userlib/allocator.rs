@@ -4,6 +4,7 @@
 //! `used` (or `*allocated`, which is the same word) to 0.
 
 use core::alloc::Layout;
+use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::NonNull;
 
@@ -83,12 +84,12 @@ fn new(
                 start,
                 length,
                 allocated,
-                lock: 0,
+                lock: UnsafeCell::new(0),
                 use_meta,
                 functions: &raw const FUNCTIONS,
                 pool,
             });
-            libc::pthread_spin_init(&raw mut (*place).lock, libc::PTHREAD_PROCESS_PRIVATE);
+            libc::pthread_spin_init((*place).lock.get(), libc::PTHREAD_PROCESS_PRIVATE);
         }
         place
     }
@@ -103,13 +104,13 @@ pub unsafe extern "C" fn orrery_authors_allocator_destroy(allocator: *mut Alloca
     if !allocator.is_null() {
         // SAFETY: the allocator was made by `new` with malloc(3), and is not used any more (# Safety).
         unsafe {
-            libc::pthread_spin_destroy(&raw mut (*allocator).lock);
+            libc::pthread_spin_destroy((*allocator).lock.get());
             libc::free(allocator.cast());
         }
     }
 }
 
-/// Implements `__orbit_alloc`.
+/// Implements `__orbit_alloc`. Threads may allocate and free at the same time.
 ///
 /// # Safety
 /// The allocator lives; the file is null or a C string.
@@ -138,8 +139,8 @@ pub unsafe extern "C" fn orrery_authors_alloc(
 
 /// Gives out a part; null where there is no room.
 unsafe extern "C" fn allocate(allocator: *mut Allocator, size: usize) -> *mut c_void {
-    // SAFETY: the callers of our functions promise that the allocator lives.
-    let allocator = unsafe { &mut *allocator };
+    // SAFETY: the allocator lives (# Safety of those who call this); of its fields only the lock changes.
+    let allocator = unsafe { &*allocator };
     allocator.notice_emptied();
     match allocator.area() {
         Some(area) => match with_head(size).map(|layout| area.allocate(layout)) {
@@ -149,7 +150,7 @@ unsafe extern "C" fn allocate(allocator: *mut Allocator, size: usize) -> *mut c_
                     block.cast::<Head>().write(Head { size, magic: MAGIC });
                     block.add(size_of::<Head>())
                 };
-                allocator.set_used(area.used());
+                allocator.locked(|| allocator.set_used(area.used()));
                 part.as_ptr().cast()
             }
             // A pool that was used as raw memory before, or in an orbit.
@@ -165,6 +166,17 @@ fn with_head(size: usize) -> Option<Layout> {
 }
 
 impl Allocator {
+    /// Does something while no other thread counts what is in use. The lock is held for moments only: a process forked meanwhile would
+    /// have a copy that stays locked.
+    fn locked<T>(&self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: `new` initialised the lock, and it is destroyed with the allocator only.
+        unsafe { libc::pthread_spin_lock(self.lock.get()) };
+        let result = work();
+        // SAFETY: this thread locked it above.
+        unsafe { libc::pthread_spin_unlock(self.lock.get()) };
+        result
+    }
+
     /// The area whose allocator is used.
     fn area(&self) -> Option<&Area> {
         if self.use_meta { self.area_of_pool() } else { None }
@@ -177,9 +189,12 @@ impl Allocator {
 
     /// Empties the area where the program said that nothing of the pool is in use.
     fn notice_emptied(&self) {
-        // SAFETY: null, or a pool that stays.
-        let Some(pool) = (unsafe { self.pool.as_ref() }) else { return };
-        if (pool.used == 0 || pool.data_length == 0)
+        if self.pool.is_null() {
+            return;
+        }
+        // SAFETY: a pool that stays; other threads of this allocator write to it under the lock.
+        let is_empty = self.locked(|| unsafe { (*self.pool).used == 0 || (*self.pool).data_length == 0 });
+        if is_empty
             && let Some(area) = self.area()
             && area.blocks() > 0
         {
@@ -201,43 +216,42 @@ impl Allocator {
         (unsafe { head.read() }.magic == MAGIC).then_some((area, head))
     }
 
-    fn set_used(&mut self, used: usize) {
-        // SAFETY: null, or a pool that stays.
-        match unsafe { self.pool.as_mut() } {
-            Some(pool) => pool.set_used(used.min(pool.length)),
-            // SAFETY: given by the allocator's maker, for this.
-            None => unsafe { *self.allocated = used },
+    /// Counts what is in use; the lock is held.
+    fn set_used(&self, used: usize) {
+        // SAFETY: the pool stays, or the allocator's maker gave the place of the count for this; other threads of this allocator
+        // read and write both under the lock.
+        unsafe {
+            if self.pool.is_null() {
+                *self.allocated = used;
+            } else {
+                let used = used.min((*self.pool).length);
+                (*self.pool).used = used;
+                (*self.pool).data_start = (*self.pool).start;
+                (*self.pool).data_length = used;
+            }
         }
     }
 
     /// Returns the next part of linear memory.
-    fn next(&mut self, size: usize) -> *mut c_void {
-        let lock = &raw mut self.lock;
-        // SAFETY: `new` initialised the lock, and it is destroyed with the allocator only.
-        unsafe { libc::pthread_spin_lock(lock) };
-        // SAFETY: given by the allocator's maker, for this.
-        let used = unsafe { *self.allocated };
-        let head = if self.use_meta { size_of::<Head>() } else { 0 };
-        let base = self.start.addr();
-        let place = base.checked_add(used).and_then(|at| (at + head).checked_next_multiple_of(ALIGN));
-        let end = place.and_then(|place| place.checked_add(size)).filter(|end| end - base <= self.length);
-        let part = match (place, end) {
-            (Some(place), Some(end)) => {
-                let part = self.start.wrapping_byte_add(place - base);
-                if self.use_meta {
-                    // SAFETY: there is room for a head in front of the part.
-                    unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
-                }
-                // SAFETY: the part is in the allocator's memory, which a program may have used before.
-                unsafe { part.cast::<u8>().write_bytes(0, size) };
-                self.set_used(end - base);
-                part
+    fn next(&self, size: usize) -> *mut c_void {
+        self.locked(|| {
+            // SAFETY: given by the allocator's maker, for this.
+            let used = unsafe { *self.allocated };
+            let head = if self.use_meta { size_of::<Head>() } else { 0 };
+            let base = self.start.addr();
+            let place = base.checked_add(used).and_then(|at| (at + head).checked_next_multiple_of(ALIGN));
+            let end = place.and_then(|place| place.checked_add(size)).filter(|end| end - base <= self.length);
+            let (Some(place), Some(end)) = (place, end) else { return core::ptr::null_mut() };
+            let part = self.start.wrapping_byte_add(place - base);
+            if self.use_meta {
+                // SAFETY: there is room for a head in front of the part.
+                unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
             }
-            _ => core::ptr::null_mut(),
-        };
-        // SAFETY: this thread locked it above.
-        unsafe { libc::pthread_spin_unlock(lock) };
-        part
+            // SAFETY: the part is in the allocator's memory, which a program may have used before.
+            unsafe { part.cast::<u8>().write_bytes(0, size) };
+            self.set_used(end - base);
+            part
+        })
     }
 
     /// The size of a part of linear memory, as far as it is known.
@@ -261,7 +275,7 @@ impl Allocator {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_free(allocator: *mut Allocator, part: *mut c_void) {
     // SAFETY: the allocator is null or lives (# Safety).
-    let (Some(allocator), false) = (unsafe { allocator.as_mut() }, part.is_null()) else { return };
+    let (Some(allocator), false) = (unsafe { allocator.as_ref() }, part.is_null()) else { return };
     if let Some((area, head)) = allocator.head_of(part) {
         // SAFETY: the block began with this head and was allocated with this layout.
         unsafe {
@@ -272,17 +286,14 @@ pub unsafe extern "C" fn orrery_authors_free(allocator: *mut Allocator, part: *m
             }
         }
     } else if allocator.area().is_none() && allocator.use_meta {
-        let lock = &raw mut allocator.lock;
         let from_start = part.addr().wrapping_sub(allocator.start.addr());
-        // SAFETY: our own lock; the place of the count was given for this.
-        unsafe {
-            libc::pthread_spin_lock(lock);
+        allocator.locked(|| {
             let size = allocator.size_of_linear(part);
-            if from_start.checked_add(size) == Some(*allocator.allocated) {
+            // SAFETY: the allocator's maker gave the place of the count for this.
+            if from_start.checked_add(size) == Some(unsafe { *allocator.allocated }) {
                 allocator.set_used(from_start.saturating_sub(size_of::<Head>()));
             }
-            libc::pthread_spin_unlock(lock);
-        }
+        });
     }
 }
 

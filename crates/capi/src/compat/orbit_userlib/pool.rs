@@ -44,13 +44,6 @@ impl Pool {
         }
         Ok(area)
     }
-
-    /// Notes how much is in use, in both ways.
-    pub(super) fn set_used(&mut self, used: usize) {
-        self.used = used;
-        self.data_start = self.start;
-        self.data_length = used;
-    }
 }
 
 /// Implements `orbit_pool_create`.
