@@ -128,15 +128,15 @@ pub unsafe extern "C" fn orrery_vault_spawn(
 /// In a program started as a vault: is it.
 ///
 /// # Safety
-/// As for [`orrery_vault_create`]; and the process has one thread.
+/// As for [`orrery_vault_create`]; and nothing in the program owns descriptor 3, which its starter left for this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_vault_run(
     load: Option<Function>,
     serve: Option<Function>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the functions keep to their lengths and may be called with `context`, and the process has one
-    // thread (# Safety).
+    // SAFETY: the functions keep to their lengths and may be called with `context`, and nothing owns
+    // descriptor 3 (# Safety).
     unsafe { orrery_vault_run_with_cleanup(load, serve, None, context) }
 }
 
@@ -152,7 +152,8 @@ pub unsafe extern "C" fn orrery_vault_run_with_cleanup(
     context: *mut c_void,
 ) -> c_int {
     let (Some(load), Some(serve)) = (load, serve) else { return error::fail(Error::Errno(Errno::INVAL)) };
-    error::fail(become_vault(Functions { load, serve, tidy, context }))
+    // SAFETY: descriptor 3 is the program's starter's, and left to this (# Safety).
+    error::fail(unsafe { become_vault(Functions { load, serve, tidy, context }) })
 }
 
 /// Has the vault load something.

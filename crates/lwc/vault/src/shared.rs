@@ -83,7 +83,7 @@ pub enum Error {
     #[error("the vault gave no answer within 30 seconds")]
     TimedOut,
     /// The program has several threads, of which a copy would have one.
-    #[error("a vault cannot be forked off a program with {threads} threads: make it before they are")]
+    #[error("a program with {threads} threads cannot make or be a vault: do it before they are made")]
     NotAlone {
         /// How many there are.
         threads: usize,
@@ -135,12 +135,7 @@ impl SharedVault {
     /// # Errors
     /// [`Error::NotAlone`] where the program has other threads; [`Error::Errno`].
     pub fn fork<K: VaultService>(mut keeper: K) -> Result<Self, Error> {
-        let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
-        // A thread that was joined is still listed for a moment.
-        let alone = (0..50).any(|_| count() == 1 || (std::thread::sleep(Duration::from_millis(1)), false).1);
-        if !alone {
-            return Err(Error::NotAlone { threads: count() });
-        }
+        check_alone()?;
         Self::start(|socket| {
             let socket = alone_with(socket)?;
             super::supervisor::keep(socket, &mut keeper)
@@ -259,20 +254,31 @@ impl SharedVault {
     }
 }
 
+/// Fails with [`Error::NotAlone`] where the process has other threads.
+fn check_alone() -> Result<(), Error> {
+    let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    // A thread that was joined is still listed for a moment.
+    let alone = (0..50).any(|_| count() == 1 || (std::thread::sleep(Duration::from_millis(1)), false).1);
+    if alone { Ok(()) } else { Err(Error::NotAlone { threads: count() }) }
+}
+
 /// In a program started by [`SharedVault::exec`]: is the vault. Returns only if it was not started as one.
 ///
-/// The process must have one thread.
-///
 /// # Errors
-/// [`Error::NoVault`].
-pub fn become_vault<K: VaultService>(mut keeper: K) -> Error {
+/// [`Error::NoVault`]; [`Error::NotAlone`] where the process has other threads.
+///
+/// # Safety
+/// Nothing in this process owns descriptor 3: if it is a socket as vaults have, it is closed when this ends.
+pub unsafe fn become_vault<K: VaultService>(mut keeper: K) -> Error {
     // SAFETY: asks about a number; nothing is done to it unless it is a socket, which its starter left for us.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(SOCKET) };
     if rustix::net::sockopt::socket_type(socket) != Ok(rustix::net::SocketType::SEQPACKET) {
         return Error::NoVault;
     }
-    // SAFETY: descriptor 3 is a socket that this program's starter left for it, and nothing else in it owns
-    // the number yet.
+    if let Err(error) = check_alone() {
+        return error;
+    }
+    // SAFETY: descriptor 3 is a socket, and nothing else owns the number (# Safety).
     let socket = unsafe { OwnedFd::from_raw_fd(SOCKET) };
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
     super::supervisor::keep(socket, &mut keeper)
@@ -324,7 +330,7 @@ mod tests {
                 Ok(0)
             }
         }
-        // Test programs have descriptor 3 for something else, or not at all.
-        assert_eq!(become_vault(Nothing), Error::NoVault);
+        // SAFETY: test programs have descriptor 3 for something else, or not at all; nothing is closed unless it is a socket of a vault.
+        assert_eq!(unsafe { become_vault(Nothing) }, Error::NoVault);
     }
 }
