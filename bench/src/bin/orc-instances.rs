@@ -217,7 +217,8 @@ fn main() -> Result<ExitCode> {
     // SAFETY: the library is SQLite, and stays loaded.
     let theirs = unsafe { Sqlite::of_handle(handle) }?;
     let library = Library::load(&with_pass)?;
-    let ours = Sqlite::of_instances(&library)?;
+    // SAFETY: the library is SQLite, built with the pass, and lives until this returns.
+    let ours = unsafe { Sqlite::of_instances(&library) }?;
     let (bytes, words) = (library.state_len(), library.relocations());
     println!("sqlite: {bytes} bytes of state, {words} of its words are addresses in it");
 

@@ -57,9 +57,11 @@ impl Sqlite {
     ///
     /// # Errors
     /// A function is not there.
-    pub fn of_instances(library: &Library) -> Result<Self> {
-        // SAFETY: the library is SQLite, so that what `symbol` finds under these names has the types of
-        // sqlite3.h.
+    ///
+    /// # Safety
+    /// The library is SQLite, and stays loaded while what is returned is used.
+    pub unsafe fn of_instances(library: &Library) -> Result<Self> {
+        // SAFETY: the library is SQLite (# Safety), so that what `symbol` finds under these names has the types of sqlite3.h.
         unsafe { Self::new(|name| Ok(library.symbol(name)?.as_ptr())) }
     }
 
