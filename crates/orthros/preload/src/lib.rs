@@ -95,8 +95,11 @@ pub extern "C" fn orrery_failover_set_result(call: c_long, answer: c_int) -> c_i
 ///
 /// The function runs in the thread that made the call, where it made it, after the rescue: it may do what a signal
 /// handler may. Gives 0, or -1 with `EINVAL` where there is no such call.
+///
+/// # Safety
+/// The function stays loaded, and does only what a signal handler may (signal-safety(7)).
 #[unsafe(no_mangle)]
-pub extern "C" fn orrery_failover_set_handler(call: c_long, handler: Option<Handler>) -> c_int {
+pub unsafe extern "C" fn orrery_failover_set_handler(call: c_long, handler: Option<Handler>) -> c_int {
     let Some(place) = place(call) else { return fail(libc::EINVAL) };
     let pointer = handler.map_or(std::ptr::null_mut(), |handler| handler as *mut ());
     let answer = if pointer.is_null() { DEFAULT } else { ASK };
@@ -164,7 +167,8 @@ mod tests {
         assert_eq!(BLOCK.answers[82].load(Ordering::Relaxed), FAIL | 5);
         assert_eq!(orrery_failover_set_result(82, 0), 0);
         assert_eq!(BLOCK.answers[82].load(Ordering::Relaxed), DEFAULT);
-        assert_eq!(orrery_failover_set_handler(-3, None), -1);
+        // SAFETY: there is no function.
+        assert_eq!(unsafe { orrery_failover_set_handler(-3, None) }, -1);
     }
 
     #[test]
