@@ -76,7 +76,7 @@ enum orrery_object_flags {
  */
 int orrery_object_connect(const char *directory);
 
-/* Stores the name of these bytes in *id. */
+/* Stores the name of these bytes in *id, which is not among them. */
 int orrery_object_hash(const void *bytes, size_t length, struct orrery_object_id *id);
 
 /* Registers bytes with the store, which copies them unless it has them, and returns their object. Flags:

@@ -315,7 +315,10 @@ const struct orrery_orbit_record *orrery_orbit_update_first(orrery_orbit_update 
 const struct orrery_orbit_record *orrery_orbit_update_next(orrery_orbit_update *update,
                                                            const struct orrery_orbit_record *record);
 
-/* Applies all records, or none if one of them cannot be; data is left alone. */
+/*
+ * Applies all records, or none if one of them cannot be; data is left alone. A function that it calls does not use this
+ * update.
+ */
 int orrery_orbit_apply(orrery_orbit_update *update);
 
 /* Applies one record. */

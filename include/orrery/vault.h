@@ -123,11 +123,11 @@ int orrery_vault_run_with_cleanup(orrery_vault_function load, orrery_vault_funct
  */
 int orrery_vault_is_locked(const struct orrery_vault *vault);
 
-/* Runs `load` in the vault. Returns the length of its answer. */
+/* Runs `load` in the vault. Returns the length of its answer; the request and the room for the answer do not overlap. */
 ssize_t orrery_vault_load(const struct orrery_vault *vault, const void *request, size_t length, void *answer,
                           size_t room);
 
-/* Runs `serve` in the twin of the calling process. Returns the length of its answer. */
+/* Runs `serve` in the twin of the calling process. Returns the length of its answer; again the two do not overlap. */
 ssize_t orrery_vault_call(const struct orrery_vault *vault, const void *request, size_t length, void *answer,
                           size_t room);
 

@@ -356,8 +356,11 @@ pub unsafe extern "C" fn orrery_context_copy_path(
 }
 
 /// Puts a descriptor of this context's into one that is stopped in a system call.
+///
+/// # Safety
+/// `target` is a number that is not open, or a descriptor of a context that no Rust value owns; nobody closes `descriptor` meanwhile.
 #[unsafe(no_mangle)]
-pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) -> c_int {
+pub unsafe extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) -> c_int {
     let outcome = named(target).and_then(|context| {
         if descriptor < 0 {
             return Err(invalid("orrery_context_install_fd", descriptor.unsigned_abs() as usize));
@@ -371,8 +374,11 @@ pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) ->
 }
 
 /// Has a context keep its state as it is now, for the case that it is killed.
+///
+/// # Safety
+/// `target` is a number that is not open, or a descriptor of a context that no Rust value owns.
 #[unsafe(no_mangle)]
-pub extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
+pub unsafe extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
     named(target).and_then(Context::checkpoint).map_or_else(error::fail, |()| 0)
 }
 
@@ -392,8 +398,11 @@ pub unsafe extern "C" fn orrery_context_fork() -> libc::pid_t {
 }
 
 /// Closes a descriptor of a context.
+///
+/// # Safety
+/// `target` is a number that is not open, or a descriptor of a context that no Rust value owns.
 #[unsafe(no_mangle)]
-pub extern "C" fn orrery_context_close(target: c_int) -> c_int {
+pub unsafe extern "C" fn orrery_context_close(target: c_int) -> c_int {
     named(target).and_then(Context::close).map_or_else(error::fail, |()| 0)
 }
 
