@@ -56,6 +56,8 @@ orrery_testing::cases![
     descriptors::output_stays_written,
     descriptors::an_exempt_descriptor_stays,
     attributes::dispositions_and_masks_come_back,
+    attributes::each_disposition_comes_back_alone,
+    attributes::each_limit_umask_and_name_come_back_alone,
     attributes::blocked_signals_do_not_leak,
     attributes::timers_come_back,
     attributes::directory_umask_and_limits_come_back,
