@@ -256,6 +256,7 @@ impl Inner {
         note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
         // Threads and children have ended, and what is asked with is in place: nobody but this thread changes from here on
         // what it says, and this thread does so only where it finds a difference.
+        note(state.attributes.restore_dumpable());
         let files = own_are_there.then_some(&sources.files);
         sources.status = files.map_or(Status::UNKNOWN, Files::status);
         note(state.attributes.restore_limits(files, bounded));

@@ -59,6 +59,9 @@ const ATTRIBUTES: [Attribute; 5] = [
     Attribute { name: "personality", get: || personality(0xffff_ffff), set: set_personality },
 ];
 
+/// The place of the dumpable flag among them.
+const DUMPABLE: usize = 1;
+
 /// Small state of the process.
 #[derive(Debug)]
 pub(crate) struct Attributes {
@@ -199,15 +202,27 @@ impl Attributes {
             // SAFETY: the engine's own descriptors are back, and this is one; of a file it is refused.
             rustix::process::fchdir(unsafe { borrow(directory.fd) }).map_err(|_| Leftover::Directory)?;
         }
-        for (attribute, wanted) in ATTRIBUTES.iter().zip(self.numbers) {
-            if (attribute.get)() != wanted && !(attribute.set)(wanted) {
-                return Err(Leftover::Attribute(attribute.name));
-            }
-        }
+        (0..ATTRIBUTES.len())
+            .filter(|&which| which != DUMPABLE)
+            .try_for_each(|which| self.restore_one(which))?;
         let name_is_shown = self.name_shown.is_some() && shown_name(status) == self.name_shown;
         if !name_is_shown && thread_name() != self.name {
             // SAFETY: PR_SET_NAME reads at most 16 bytes.
             let _ = unsafe { syscall!(Sysno::prctl, libc::PR_SET_NAME, self.name.as_ptr()) };
+        }
+        Ok(())
+    }
+
+    /// Puts back whether others may look into this process: while they may not, an ordinary user may not compare the
+    /// descriptors with their copy either.
+    pub(crate) fn restore_dumpable(&self) -> std::result::Result<(), Leftover> {
+        self.restore_one(DUMPABLE)
+    }
+
+    fn restore_one(&self, which: usize) -> std::result::Result<(), Leftover> {
+        let (attribute, wanted) = (&ATTRIBUTES[which], self.numbers[which]);
+        if (attribute.get)() != wanted && !(attribute.set)(wanted) {
+            return Err(Leftover::Attribute(attribute.name));
         }
         Ok(())
     }

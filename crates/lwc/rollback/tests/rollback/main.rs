@@ -49,6 +49,8 @@ orrery_testing::cases![
     endings::an_exit_handler_runs_once,
     endings::a_signal_handler_may_abandon,
     descriptors::descriptors_come_back,
+    descriptors::what_numbers_share_comes_back,
+    descriptors::a_lookalike_goes_where_nobody_may_look,
     descriptors::closing_everything_comes_back,
     descriptors::as_many_others_do_not_stay,
     descriptors::lookalikes_of_the_engines_files_do_no_harm,
