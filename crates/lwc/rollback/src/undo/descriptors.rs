@@ -8,7 +8,8 @@
 //! Each descriptor is asked for by a system call of its own: the kernel has no other way to tell which file a number has.
 //! What belongs to the open file, not to the number (open(2)), is asked for once where several numbers share it: status
 //! flags and offset. A descriptor that only names a place (`O_PATH`) has neither. That numbers are to be closed on
-//! execution is said for whole stretches of them in one call, which sets what was set and what was not alike.
+//! execution is said for whole stretches of them in one call, the engine's own included, which sets what was set and what
+//! was not alike.
 //!
 //! Offsets are restored for regular files, but for those that standard output and standard error go to: what was
 //! written to them stays written, and what follows must come behind it.
@@ -290,29 +291,53 @@ impl Descriptors {
         outcome.and(self.restore_flags(keepers))
     }
 
-    /// Puts the flags of the descriptors back, which are there.
+    /// Puts the flags of the descriptors back, the program's and the engine's own, which are there.
     fn restore_flags(&self, keepers: &Keepers) -> std::result::Result<(), Leftover> {
-        let is_exempt = |fd: i32| keepers.exempt.binary_search(&fd).is_ok();
         let exempt_before = |fd: i32| keepers.exempt.partition_point(|&exempt| exempt < fd);
-        let same = |one: &File, other: &File| {
-            one.flags == other.flags
-                && exempt_before(one.fd) == exempt_before(other.fd)
-                && !is_exempt(other.fd)
-        };
         let mut outcome = Ok(());
-        for stretch in self.files.chunk_by(same) {
-            let (first, last) = (&stretch[0], &stretch[stretch.len() - 1]);
-            // Between them are none but the engine's own, which are closed on execution, too.
-            if stretch.len() > 1 && first.flags == FdFlags::CLOEXEC && close_on_execution(first.fd, last.fd) {
-                continue;
+        let mut end_stretch = |stretch: Stretch| {
+            if stretch.is_long && stretch.flags == FdFlags::CLOEXEC && close_on_execution(&stretch) {
+                return;
             }
-            for file in stretch.iter().filter(|file| !is_exempt(file.fd)) {
-                if let Err(leftover) = file.restore_flags() {
+            let inside = |&(fd, _): &(i32, FdFlags)| (stretch.first..=stretch.last).contains(&fd);
+            for (fd, flags) in self.all_flags(keepers).filter(inside) {
+                if let Err(leftover) = restore_flags_of(fd, flags) {
                     outcome = Err(leftover);
                 }
             }
+        };
+        let mut stretch: Option<Stretch> = None;
+        for (fd, flags) in self.all_flags(keepers) {
+            match &mut stretch {
+                // Between them is none that is left alone, and no other is open.
+                Some(before) if before.flags == flags && exempt_before(before.first) == exempt_before(fd) => {
+                    (before.last, before.is_long) = (fd, true);
+                }
+                _ => {
+                    let fresh = Stretch { first: fd, last: fd, flags, is_long: false };
+                    if let Some(ended) = stretch.replace(fresh) {
+                        end_stretch(ended);
+                    }
+                }
+            }
+        }
+        if let Some(last) = stretch {
+            end_stretch(last);
         }
         outcome
+    }
+
+    /// Returns the descriptors, the program's and the engine's own, in order, with the flags that they are to have; not
+    /// those that are left alone.
+    fn all_flags<'a>(&'a self, keepers: &'a Keepers) -> impl Iterator<Item = (i32, FdFlags)> + 'a {
+        let mut files = self.files.iter().map(|file| (file.fd, file.flags)).peekable();
+        let mut own = keepers.own.iter().map(|&fd| (fd, FdFlags::CLOEXEC)).peekable();
+        let all = std::iter::from_fn(move || match (files.peek(), own.peek()) {
+            (Some(file), Some(engines)) if file.0 < engines.0 => files.next(),
+            (_, Some(_)) => own.next(),
+            (_, None) => files.next(),
+        });
+        all.filter(|(fd, _)| keepers.exempt.binary_search(fd).is_err())
     }
 
     /// Returns whether no others are open, provided that all of the program's and the engine's are: as many are open
@@ -381,16 +406,26 @@ impl File {
         }
         Ok(())
     }
+}
 
-    fn restore_flags(&self) -> std::result::Result<(), Leftover> {
-        let lost = Leftover::Descriptor(self.fd);
-        // SAFETY: the number is the file's that was just found there, or brought back.
-        let fd = unsafe { borrow(self.fd) };
-        if rustix::io::fcntl_getfd(fd).map_err(|_| lost)? != self.flags {
-            rustix::io::fcntl_setfd(fd, self.flags).map_err(|_| lost)?;
-        }
-        Ok(())
+fn restore_flags_of(number: i32, flags: FdFlags) -> std::result::Result<(), Leftover> {
+    let lost = Leftover::Descriptor(number);
+    // SAFETY: the number is that of a file that was just found there, or brought back.
+    let fd = unsafe { borrow(number) };
+    if rustix::io::fcntl_getfd(fd).map_err(|_| lost)? != flags {
+        rustix::io::fcntl_setfd(fd, flags).map_err(|_| lost)?;
     }
+    Ok(())
+}
+
+/// Descriptors that follow one another and are to have the same flags.
+#[derive(Debug)]
+struct Stretch {
+    first: i32,
+    last: i32,
+    flags: FdFlags,
+    /// Whether there is more than one.
+    is_long: bool,
 }
 
 /// How a descriptor was found.
@@ -418,8 +453,9 @@ fn note_shared(files: &mut [File]) {
     }
 }
 
-/// Has the numbers from `first` to `last` closed on execution; false where the kernel cannot (before 5.11).
-fn close_on_execution(first: i32, last: i32) -> bool {
+/// Has a stretch closed on execution; false where the kernel cannot (before 5.11).
+fn close_on_execution(stretch: &Stretch) -> bool {
+    let Stretch { first, last, .. } = *stretch;
     // SAFETY: changes a flag of numbers that the caller chose, and closes none.
     unsafe { syscalls::syscall!(syscalls::Sysno::close_range, first, last, libc::CLOSE_RANGE_CLOEXEC) }
         .is_ok()

@@ -101,6 +101,46 @@ pub(crate) fn what_numbers_share_comes_back() {
     assert_eq!(kept.bytes(), vec![1; changes.len() * numbers.len() + 1]);
 }
 
+/// The flags of all numbers, the engine's own included, are those that they were: what programs inherit does not change.
+pub(crate) fn what_is_inherited_comes_back() {
+    let _inherited = rustix::io::dup(std::io::stdin()).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let mut rollback = rollback();
+    // A number that is left alone, among the others.
+    // SAFETY: the number is nobody's.
+    assert_eq!(unsafe { libc::dup2(0, 300) }, 300);
+    rollback.exempt_descriptor(300).unwrap();
+    // SAFETY: takes numbers.
+    let flags = |number: i32| unsafe { libc::fcntl(number, libc::F_GETFD) };
+    rollback.run(|| {}).unwrap();
+    let numbers: Vec<i32> = open_descriptors().into_iter().map(|(number, _)| number).collect();
+    let before: Vec<i32> = numbers.iter().copied().map(flags).collect();
+    assert!(before.iter().filter(|&&flags| flags == libc::FD_CLOEXEC).count() > 5, "{before:?}");
+    // One alone, and all.
+    for changed in numbers.iter().map(std::slice::from_ref).chain([numbers.as_slice()]) {
+        let outcome = rollback.run(|| {
+            for &number in changed {
+                // SAFETY: takes numbers.
+                unsafe { libc::fcntl(number, libc::F_SETFD, flags(number) ^ libc::FD_CLOEXEC) };
+            }
+        });
+        assert_eq!(outcome, Ok(Outcome::Returned));
+        // SAFETY: takes numbers.
+        let left = unsafe { libc::fcntl(300, libc::F_SETFD, 0) };
+        assert_eq!(left, 0);
+        let after: Vec<i32> = numbers.iter().copied().map(flags).collect();
+        assert_eq!(after, before, "{changed:?}");
+    }
+    assert_eq!(flags(file.as_raw_fd()), libc::FD_CLOEXEC);
+    // What is left alone stays as a run made it.
+    // SAFETY: takes numbers.
+    rollback.run(|| drop(Box::new(unsafe { libc::fcntl(300, libc::F_SETFD, libc::FD_CLOEXEC) }))).unwrap();
+    assert_eq!(flags(300), libc::FD_CLOEXEC);
+    // SAFETY: takes numbers.
+    rollback.run(|| drop(Box::new(unsafe { libc::fcntl(300, libc::F_SETFD, 0) }))).unwrap();
+    assert_eq!(flags(300), 0);
+}
+
 /// A closure that forbids others to look into the process, as an ordinary user's, forbids the engine to compare.
 pub(crate) fn a_lookalike_goes_where_nobody_may_look() {
     let dir = tempfile::tempdir().unwrap();

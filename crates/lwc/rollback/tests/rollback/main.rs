@@ -50,6 +50,7 @@ orrery_testing::cases![
     endings::a_signal_handler_may_abandon,
     descriptors::descriptors_come_back,
     descriptors::what_numbers_share_comes_back,
+    descriptors::what_is_inherited_comes_back,
     descriptors::a_lookalike_goes_where_nobody_may_look,
     descriptors::closing_everything_comes_back,
     descriptors::as_many_others_do_not_stay,
