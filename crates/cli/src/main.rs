@@ -23,6 +23,7 @@ mod units;
 mod vault;
 mod warm;
 
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
@@ -65,7 +66,33 @@ enum Command {
     Warm(warm::Arguments),
 }
 
+/// The command line of a client of warm interpreters alone.
+///
+/// The whole command line has some hundred options, and takes longer to build than the client needs for all else.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct WarmClient {
+    #[command(flatten)]
+    _log: log::Options,
+
+    #[command(flatten)]
+    arguments: warm::RunArguments,
+}
+
+impl WarmClient {
+    /// Parses the words after `orrery`. `None` for another command, and for what asks for help or is not right: the whole
+    /// command line then answers that.
+    fn parse(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
+        let is_run = words.next()? == "warm" && words.next()? == "run";
+        is_run.then(|| Self::try_parse_from(words).ok())?
+    }
+}
+
 fn main() -> ExitCode {
+    if let Some(client) = WarmClient::parse(std::env::args_os().skip(1)) {
+        // A client has nothing to log, and needs no log.
+        return end(warm::run_program(client.arguments));
+    }
     let arguments = Orrery::parse();
     log::start(&arguments.log);
     let result = match arguments.command {
@@ -88,6 +115,11 @@ fn main() -> ExitCode {
         Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
+    end(result)
+}
+
+/// Reports how a command ended.
+fn end(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
@@ -108,4 +140,52 @@ fn exit_status(error: &anyhow::Error) -> ExitCode {
 /// Returns whether writing failed because the reader has gone, as in `orrery doctor | head`.
 fn reader_is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what a command line runs on a server, as the whole command line has it.
+    fn as_a_whole(words: &[&str]) -> Option<String> {
+        let whole = Orrery::try_parse_from(std::iter::once(&"orrery").chain(words)).ok()?;
+        match whole.command {
+            Command::Warm(arguments) => arguments.of_client().map(|arguments| format!("{arguments:?}")),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_warm_client_is_understood_as_by_the_whole_command_line() {
+        let lines: &[&[&str]] = &[
+            &["warm", "run", "script.py", "-x", "--socket", "y", "--help"],
+            &["warm", "run", "--socket", "/s", "--fallback", "--wait", "2s", "-c", "pass", "--fallback"],
+            &["warm", "run", "--socket=/s", "-uB", "-Wignore", "-m", "json.tool", "--", "-"],
+            &["warm", "run", "--log-level", "debug", "--log-format=json", "-"],
+            &["warm", "run", "--", "--socket", "x"],
+            &["warm", "run", "--version"],
+            &["warm", "run", "--no-such-option", "x"],
+            &["warm", "run"],
+        ];
+        for words in lines {
+            let alone = WarmClient::parse(words.iter().map(OsString::from));
+            let alone = alone.map(|client| format!("{:?}", client.arguments));
+            assert!(alone.is_some(), "{words:?}");
+            assert_eq!(alone, as_a_whole(words), "{words:?}");
+        }
+        let others: &[&[&str]] = &[
+            &["warm", "run", "--help"],
+            &["warm", "run", "-h"],
+            &["warm", "run", "--wait", "soon", "-"],
+            &["warm", "run", "--socket"],
+            &["warm", "run", "--log-level", "loud", "-"],
+            &["warm", "status"],
+            &["--log-level", "debug", "warm", "run", "-"],
+            &["warm"],
+            &[],
+        ];
+        for words in others {
+            assert!(WarmClient::parse(words.iter().map(OsString::from)).is_none(), "{words:?}");
+        }
+    }
 }

@@ -26,6 +26,17 @@ pub(crate) struct Arguments {
     command: Command,
 }
 
+#[cfg(test)]
+impl Arguments {
+    /// Returns the arguments of a client, if it is one.
+    pub(crate) fn of_client(self) -> Option<RunArguments> {
+        match self.command {
+            Command::Run(arguments) => Some(arguments),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Start a server
@@ -41,7 +52,7 @@ enum Command {
     Reload(SocketArgument),
 }
 
-#[derive(Args)]
+#[derive(Args, Debug)]
 struct SocketArgument {
     /// Unix socket of the server [default: $ORRERY_WARM, else $XDG_RUNTIME_DIR/orrery-warm.socket]
     #[arg(long, value_name = "PATH")]
@@ -100,8 +111,8 @@ enum Isolation {
     Fork,
 }
 
-#[derive(Args)]
-struct RunArguments {
+#[derive(Args, Debug)]
+pub(crate) struct RunArguments {
     #[command(flatten)]
     socket: SocketArgument,
     /// Wait this long for a place in the server's queue, instead of failing when it is full
@@ -240,7 +251,11 @@ fn find_interpreter(named: &Path) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("cannot find the interpreter {} in PATH", named.display()))
 }
 
-fn run_program(arguments: RunArguments) -> anyhow::Result<()> {
+/// Runs a program on a server, and ends this process as the program ended.
+///
+/// # Errors
+/// A message for the user.
+pub(crate) fn run_program(arguments: RunArguments) -> anyhow::Result<()> {
     let socket = arguments.socket.path()?;
     let fallback = arguments.fallback.then(|| {
         let interpreter = server::interpreter_of(&socket).unwrap_or_else(|| "python3".into());

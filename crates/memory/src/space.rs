@@ -33,7 +33,6 @@ use core::ffi::c_void;
 use orrery_sys::maps::{Access, Maps};
 use orrery_sys::mapwatch::MapWatch;
 use orrery_sys::memory_copy::MemoryCopy;
-use orrery_sys::pagemap::Pagemap;
 use orrery_sys::process::Statm;
 use orrery_sys::{PAGE, PageRange, process};
 use rustix::mm::{MprotectFlags, mprotect};
@@ -147,7 +146,6 @@ pub struct Space {
     layout_read: bool,
     maps: Maps,
     statm: Statm,
-    pagemap: Pagemap,
     pagemap_scans: bool,
     watch: Option<MapWatch>,
     mapped_pages: usize,
@@ -196,8 +194,7 @@ impl Space {
         let mut excluded = arena.vec();
         grow(&mut excluded, 1)?;
         excluded.push(arena.range());
-        let pagemap = Pagemap::open()?;
-        let pagemap_scans = pagemap.can_scan();
+        let pagemap_scans = tracker.peek().pagemap().can_scan();
         let watchable = config.scope.is_none() && tracker.peek().sees_new_mappings();
         let watch = if watchable { open_watch(arena)? } else { None };
         Ok(Self {
@@ -216,7 +213,6 @@ impl Space {
             layout_read: false,
             maps: Maps::open()?,
             statm: Statm::open()?,
-            pagemap,
             pagemap_scans,
             watch,
             mapped_pages: 0,

@@ -21,6 +21,7 @@ pub use wp_async::WpAsync;
 
 use orrery_sys::PageRange;
 use orrery_sys::maps::Access;
+use orrery_sys::pagemap::Pagemap;
 
 use crate::arena::Arena;
 use crate::images::{Image, Images};
@@ -96,6 +97,9 @@ pub trait Tracker: core::fmt::Debug {
     /// Returns whether a scan answers [`Scan::Strange`] wherever a mapping was added or replaced since
     /// [`Tracker::arrange`], and reports parts by which a mapping grew.
     fn sees_new_mappings(&self) -> bool;
+
+    /// Returns the page map of the process.
+    fn pagemap(&self) -> &Pagemap;
 
     /// Tracks exactly `mappings` (in address order) from now on; in the gaps `voids` there is nothing. Pages of
     /// mappings that it did not track before count as written until they are settled.

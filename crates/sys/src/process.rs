@@ -252,7 +252,10 @@ impl Children {
     }
 }
 
-/// Calls `each` with every byte of a file of `/proc`.
+/// Calls `each` with every byte of a file of `/proc`, one of those that the kernel writes record by record (`seq_file`).
+///
+/// Such a file fills what it is given: it goes on until that is full or there is no more, and has a page for that, into which
+/// these files' records fit many times. So a short answer is the last one.
 pub(crate) fn read_from_start(fd: &OwnedFd, operation: &'static str, mut each: impl FnMut(u8)) -> Result<()> {
     let mut buffer = [0_u8; 512];
     let mut offset = 0;
@@ -261,9 +264,97 @@ pub(crate) fn read_from_start(fd: &OwnedFd, operation: &'static str, mut each: i
             .map_err(|e| Error::new(operation, 0, e))?;
         buffer[..read].iter().copied().for_each(&mut each);
         offset += read as u64;
-        if read == 0 {
+        if read < buffer.len() {
             return Ok(());
         }
+    }
+}
+
+/// What a file of `/proc` said, if that was less than `N` bytes.
+#[derive(Clone, Copy)]
+pub struct Contents<const N: usize> {
+    bytes: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Contents<N> {
+    /// Those of a file that was not read.
+    pub const UNKNOWN: Self = Self { bytes: [0; N], length: 0 };
+
+    /// Returns the text; none where it was not read, or there is more of it.
+    pub fn whole(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.length).filter(|text| !text.is_empty() && text.len() < N)
+    }
+
+    /// Returns as much of the text as there is room for.
+    pub fn beginning(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Returns what stands after `name` (`Umask:`, say) in the line that begins so.
+    pub fn after(&self, name: &[u8]) -> Option<&[u8]> {
+        let mut lines = self.whole()?.split(|&byte| byte == b'\n');
+        lines.find_map(|line| line.strip_prefix(name))
+    }
+
+    /// Likewise, without the spaces around it.
+    pub fn value(&self, name: &[u8]) -> Option<&[u8]> {
+        self.after(name).map(<[u8]>::trim_ascii)
+    }
+
+    /// Returns the set of signals in the line that begins with `name`.
+    pub fn signals(&self, name: &[u8]) -> Option<crate::signals::Mask> {
+        let digits = core::str::from_utf8(self.value(name)?).ok()?;
+        u64::from_str_radix(digits, 16).ok()
+    }
+}
+
+impl<const N: usize> core::fmt::Debug for Contents<N> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        String::from_utf8_lossy(self.whole().unwrap_or_default()).fmt(f)
+    }
+}
+
+/// A file of `/proc` about the calling process, kept open, which one system call reads as a whole: the kernel writes it
+/// as one record (`seq_file`).
+#[derive(Debug)]
+pub struct WholeFile {
+    fd: OwnedFd,
+}
+
+impl WholeFile {
+    /// Opens `status` of thread `thread`: names, credentials, signals, and more (proc_pid_status(5)).
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn status(thread: i32) -> Result<Self> {
+        use core::fmt::Write;
+        let mut path = Text::<64>::default();
+        let _ = write!(path, "/proc/self/task/{thread}/status");
+        let fd = proc_self::open(path.as_bytes(), OFlags::empty());
+        fd.map(|fd| Self { fd: raise(fd) }).map_err(|e| Error::new("open /proc/self/task/status", 0, e))
+    }
+
+    /// Opens `limits`: the resource limits, all of them (proc_pid_limits(5)).
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn limits() -> Result<Self> {
+        Ok(Self { fd: raise(open(c"/proc/self/limits", OFlags::empty())?) })
+    }
+
+    /// Returns what it says now: [`Contents::UNKNOWN`] where it cannot be read.
+    pub fn read<const N: usize>(&self) -> Contents<N> {
+        let mut contents = Contents::UNKNOWN;
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut contents.bytes, 0));
+        contents.length = read.unwrap_or(0);
+        contents
+    }
+}
+
+impl AsFd for WholeFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -370,6 +461,31 @@ mod tests {
         while threads.condition(ended).is_some() {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn status_and_limits_are_read_as_a_whole() {
+        let thread = std::thread::Builder::new().name("its name".to_owned());
+        let thread = thread.spawn(|| {
+            let status = WholeFile::status(rustix::thread::gettid().as_raw_pid()).unwrap();
+            let before = crate::signals::set_mask(crate::signals::mask_of(&[libc::SIGUSR2, 64]));
+            let contents = status.read::<4096>();
+            crate::signals::set_mask(before);
+            assert_eq!(contents.signals(b"SigBlk:"), Some(crate::signals::mask_of(&[libc::SIGUSR2, 64])));
+            assert_eq!(contents.value(b"Name:"), Some(&b"its name"[..]));
+            assert_eq!(contents.value(b"Nothing:"), None);
+            // What is cut off is not known.
+            let part = status.read::<64>();
+            assert_eq!((part.whole(), part.value(b"Name:")), (None, None));
+            assert_eq!(part.beginning(), &contents.beginning()[..64]);
+        });
+        thread.unwrap().join().unwrap();
+        let limits = WholeFile::limits().unwrap();
+        let limits = limits.read::<2048>();
+        let text = core::str::from_utf8(limits.whole().unwrap()).unwrap();
+        // A heading, and a line for each limit.
+        assert_eq!(text.lines().count(), 17, "{text}");
+        assert_eq!(Contents::<64>::UNKNOWN.whole(), None);
     }
 
     #[test]

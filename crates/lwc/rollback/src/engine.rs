@@ -18,13 +18,14 @@ use orrery_memory::{Arena, PageRange};
 use orrery_sys::signals::{self, Mask};
 
 pub use self::owner::EXIT_BROKEN;
-use self::owner::{Inner, Snapshot};
+use self::owner::{Inner, Snapshot, Sources};
 pub(crate) use self::setup::set_up;
 use crate::arch::{self, AGAIN, Crossing};
 use crate::error::{Error, Result};
 use crate::rseq_areas::RseqAreas;
 use crate::run_state::{CONTROL_SIGNAL, Ending, Phase, RunState};
 use crate::safe_point::{self, SafePointState};
+use crate::undo::attributes::Status;
 use crate::undo::children::Children;
 
 static ARENA: AtomicPtr<Arena> = AtomicPtr::new(std::ptr::null_mut());
@@ -294,6 +295,25 @@ pub(crate) fn apply_limits() {
         inner.limit_memory();
         inner.arm();
     }
+}
+
+/// Returns what `/proc/self/status` says of the engine's thread now: [`Status::UNKNOWN`] where there is no engine, or the
+/// caller is not its thread.
+pub fn status() -> Status {
+    of_owner(|sources| sources.files.status())
+}
+
+/// Returns what it said in the last rollback, when the threads and children of the closure had ended: what the rollback
+/// itself restored is in it as it was found, and all else is as it is since.
+pub fn last_status() -> Status {
+    of_owner(|sources| sources.status)
+}
+
+fn of_owner(read: impl FnOnce(&Sources) -> Status) -> Status {
+    current().filter(|engine| engine.run.is_owner()).map_or(Status::UNKNOWN, |engine| {
+        // SAFETY: this is the owner's thread, and holds no other reference.
+        read(&unsafe { engine.inner() }.sources)
+    })
 }
 
 /// Returns the engine with default settings, made if need be.

@@ -60,11 +60,12 @@ mod undo;
 pub mod snapshot;
 pub mod watcher;
 
-pub use engine::{EXIT_BROKEN, may_roll_back};
+pub use engine::{EXIT_BROKEN, last_status, may_roll_back, status};
 pub use error::{Error, Leftover, Result};
 pub use hooks::after_rollback;
 pub use kept_buffer::{Full, KeptBuffer};
 pub use rollback::{Builder, Outcome, Rollback, abandon};
 pub use run_state::CONTROL_SIGNAL;
 pub use safe_point::safe_point;
+pub use undo::attributes::Status;
 pub use undo::children::Children;

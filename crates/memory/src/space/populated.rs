@@ -18,7 +18,8 @@ impl Space {
         let mut runs = [Run::default(); 64];
         let mut rest = range;
         while !rest.is_empty() {
-            let progress = self.pagemap.scan(rest, Query::POPULATED, ScanFlags::empty(), &mut runs)?;
+            let pagemap = self.tracker.peek().pagemap();
+            let progress = pagemap.scan(rest, Query::POPULATED, ScanFlags::empty(), &mut runs)?;
             for run in &runs[..progress.runs] {
                 each(self, run.range(), run.categories().contains(Categories::FILE))?;
             }
@@ -37,7 +38,7 @@ impl Space {
         let mut at = range.start;
         while at < range.end {
             let wanted = ((range.end - at) / PAGE).min(entries.len());
-            let found = self.pagemap.entries(at, &mut entries[..wanted])?.len();
+            let found = self.tracker.peek().pagemap().entries(at, &mut entries[..wanted])?.len();
             for entry in &entries[..found] {
                 if entry.present() || entry.swapped() {
                     each(self, PageRange::new(at, at + PAGE), entry.file())?;

@@ -20,8 +20,12 @@ const BATCH: usize = 512;
 #[derive(Debug)]
 pub struct Compare {
     pagemap: Pagemap,
-    mappings: HeapVec<Tracked>,
+    mappings: Compared,
 }
+
+/// Mappings whose contents are compared.
+#[derive(Debug)]
+pub(super) struct Compared(HeapVec<Tracked>);
 
 impl Compare {
     /// Creates a tracker of the calling process.
@@ -29,24 +33,48 @@ impl Compare {
     /// # Errors
     /// [`crate::Error::System`] where `/proc/self/pagemap` cannot be opened.
     pub fn new(arena: &'static Arena) -> Result<Self> {
-        Ok(Self { pagemap: Pagemap::open()?, mappings: arena.vec() })
+        Ok(Self { pagemap: Pagemap::open()?, mappings: Compared::new(arena) })
+    }
+}
+
+impl Compared {
+    pub(super) fn new(arena: &'static Arena) -> Self {
+        Self(arena.vec())
     }
 
-    fn scan(&self, mapping: &Tracked, reference: Reference<'_>, written: &mut Ranges) -> Result<()> {
-        let mut entries = [Entry::default(); BATCH];
-        let mut at = mapping.range.start;
-        while at < mapping.range.end {
-            let end = mapping.range.end.min(at + BATCH * PAGE);
-            let batch = &mut entries[..(end - at) / PAGE];
-            for (entry, address) in self.pagemap.entries(at, batch)?.iter().zip((at..end).step_by(PAGE)) {
-                if is_written(*entry, address, mapping, reference)? {
-                    written.push(PageRange::new(address, address + PAGE))?;
-                }
-            }
-            at = end;
-        }
+    /// Compares `mappings` from now on.
+    pub(super) fn arrange(&mut self, mappings: &[Tracked]) -> Result<()> {
+        self.0.clear();
+        grow(&mut self.0, mappings.len())?;
+        self.0.extend_from_slice(mappings);
         Ok(())
     }
+
+    /// Adds the ranges whose contents differ.
+    pub(super) fn written(
+        &self,
+        pagemap: &Pagemap,
+        reference: Reference<'_>,
+        written: &mut Ranges,
+    ) -> Result<()> {
+        self.0.iter().try_for_each(|mapping| scan(pagemap, mapping, reference, written))
+    }
+}
+
+fn scan(pagemap: &Pagemap, mapping: &Tracked, reference: Reference<'_>, written: &mut Ranges) -> Result<()> {
+    let mut entries = [Entry::default(); BATCH];
+    let mut at = mapping.range.start;
+    while at < mapping.range.end {
+        let end = mapping.range.end.min(at + BATCH * PAGE);
+        let batch = &mut entries[..(end - at) / PAGE];
+        for (entry, address) in pagemap.entries(at, batch)?.iter().zip((at..end).step_by(PAGE)) {
+            if is_written(*entry, address, mapping, reference)? {
+                written.push(PageRange::new(address, address + PAGE))?;
+            }
+        }
+        at = end;
+    }
+    Ok(())
 }
 
 /// Returns whether the page at `address`, which the kernel describes by `entry`, differs from its image.
@@ -80,11 +108,12 @@ impl Tracker for Compare {
         false
     }
 
+    fn pagemap(&self) -> &Pagemap {
+        &self.pagemap
+    }
+
     fn arrange(&mut self, mappings: &[Tracked], _: &[PageRange]) -> Result<()> {
-        self.mappings.clear();
-        grow(&mut self.mappings, mappings.len())?;
-        self.mappings.extend_from_slice(mappings);
-        Ok(())
+        self.mappings.arrange(mappings)
     }
 
     fn still_tracks(&self, _: PageRange) -> Result<bool> {
@@ -92,9 +121,7 @@ impl Tracker for Compare {
     }
 
     fn written(&mut self, reference: Reference<'_>, written: &mut Ranges) -> Result<Scan> {
-        for mapping in &self.mappings {
-            self.scan(mapping, reference, written)?;
-        }
+        self.mappings.written(&self.pagemap, reference, written)?;
         Ok(Scan::Complete)
     }
 

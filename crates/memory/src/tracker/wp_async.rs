@@ -28,7 +28,8 @@ use orrery_sys::uffd::Uffd;
 use orrery_sys::{PAGE, PageRange};
 use rustix::io::Errno;
 
-use super::{Compare, Reference, Scan, Tracked, Tracker};
+use super::compare::Compared;
+use super::{Reference, Scan, Tracked, Tracker};
 use crate::arena::{Arena, HeapVec};
 use crate::images::Image;
 use crate::pages::CHUNK;
@@ -70,7 +71,7 @@ pub struct WpAsync {
     spans: HeapVec<Span>,
     voids: Ranges,
     /// Mappings that the kernel would not register.
-    refused: Compare,
+    refused: Compared,
     holes_are_reported: bool,
 }
 
@@ -89,7 +90,7 @@ impl WpAsync {
             pagemap,
             spans: arena.vec(),
             voids: Ranges::new(arena),
-            refused: Compare::new(arena).map_err(|_| Error::TrackerName)?,
+            refused: Compared::new(arena),
             holes_are_reported: false,
         };
         tracker.holes_are_reported = tracker.probe()?;
@@ -281,6 +282,10 @@ impl Tracker for WpAsync {
         self.holes_are_reported
     }
 
+    fn pagemap(&self) -> &Pagemap {
+        &self.pagemap
+    }
+
     fn arrange(&mut self, mappings: &[Tracked], voids: &[PageRange]) -> Result<()> {
         let mut refused = self.arena.vec();
         self.spans.clear();
@@ -314,7 +319,7 @@ impl Tracker for WpAsync {
         }
         self.voids.clear();
         voids.iter().try_for_each(|void| self.voids.push(*void))?;
-        self.refused.arrange(&refused, &[])
+        self.refused.arrange(&refused)
     }
 
     fn still_tracks(&self, range: PageRange) -> Result<bool> {
@@ -339,7 +344,7 @@ impl Tracker for WpAsync {
                 return Ok(Scan::Strange(void.start));
             }
         }
-        self.refused.written(reference, written)?;
+        self.refused.written(&self.pagemap, reference, written)?;
         written.sort();
         Ok(Scan::Complete)
     }

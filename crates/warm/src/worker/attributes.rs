@@ -9,6 +9,8 @@ mod rows;
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
+use orrery_rollback::Status;
+use orrery_sys::process::WholeFile;
 use rustix::fs::{Mode, OFlags};
 
 use rows::ROWS;
@@ -29,7 +31,8 @@ struct Row {
 #[derive(Debug)]
 pub(super) struct Files {
     namespaces: OwnedFd,
-    status: Option<OwnedFd>,
+    /// None where the rollback engine has one open, which it reads after each script.
+    status: Option<WholeFile>,
     cgroup: Option<OwnedFd>,
     oom_score_adj: Option<OwnedFd>,
     coredump_filter: Option<OwnedFd>,
@@ -37,7 +40,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens them.
+    /// Opens them, in a process that has the rollback engine.
     pub(super) fn open() -> rustix::io::Result<Self> {
         let open = |path: &CStr, flags| {
             let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
@@ -47,32 +50,48 @@ impl Files {
         let writable = |path| open(path, OFlags::RDWR).or_else(|_| open(path, OFlags::RDONLY)).ok();
         Ok(Self {
             namespaces: open(c"/proc/self/ns", OFlags::PATH | OFlags::DIRECTORY)?,
-            status: open(c"/proc/self/status", OFlags::RDONLY).ok(),
+            status: None,
             cgroup: open(c"/proc/self/cgroup", OFlags::RDONLY).ok(),
             oom_score_adj: writable(c"/proc/self/oom_score_adj"),
             coredump_filter: writable(c"/proc/self/coredump_filter"),
             autogroup: writable(c"/proc/self/autogroup"),
         })
     }
+
+    /// Opens them in a process that has no engine.
+    #[cfg(test)]
+    fn without_engine() -> Self {
+        let thread = rustix::thread::gettid().as_raw_pid();
+        Self { status: Some(WholeFile::status(thread).unwrap()), ..Self::open().unwrap() }
+    }
 }
 
 /// The files, and what one of them says now.
 struct View<'a> {
     files: &'a Files,
-    status: Text,
+    status: Status,
 }
 
 impl<'a> View<'a> {
     fn new(files: &'a Files) -> Self {
-        Self { files, status: Text::of(files.status.as_ref()) }
+        let status = match &files.status {
+            Some(file) => file.read(),
+            None => orrery_rollback::status(),
+        };
+        Self { files, status }
+    }
+
+    /// Returns what the engine saw when the last script was undone, and could not change anything any more.
+    fn of_last_restore(files: &'a Files) -> Self {
+        match files.status {
+            Some(_) => Self::new(files),
+            None => Self { files, status: orrery_rollback::last_status() },
+        }
     }
 
     /// Returns the lines of the status file that begin as in [`SHOWN`]; `None` where they are not known to be all.
     fn shown(&self) -> Option<Text> {
-        let bytes = self.status.bytes();
-        if bytes.is_empty() || bytes.len() == self.status.bytes.len() {
-            return None;
-        }
+        let bytes = self.status.whole()?;
         let mut shown = Text::EMPTY;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -89,7 +108,15 @@ impl<'a> View<'a> {
 }
 
 /// Lines of the status file that begin so show the row as a whole: while they are as they were, it is.
-const SHOWN: [(&[u8], &str); 12] = [
+///
+/// User and group ids are shown as the user namespace has them in which the file was opened, so they are known to be the
+/// same only while that is the process' own: the row of namespaces has it. The lines of session and process group are
+/// there where the kernel has PID namespaces.
+const SHOWN: [(&[u8], &str); 16] = [
+    (b"Uid:", "users"),
+    (b"Gid:", "groups"),
+    (b"NSpgid:", "session"),
+    (b"NSsid:", "session"),
     (b"Groups:", "supplementary groups"),
     (b"CapInh:", "capabilities"),
     (b"CapPrm:", "capabilities"),
@@ -137,15 +164,24 @@ impl Text {
 #[derive(Clone, Debug)]
 pub(super) struct Attributes {
     values: [Value; ROWS.len()],
-    /// What the status file shows of some of them.
+    /// What the status file shows, and of which rows it shows something.
     shown: Option<Text>,
+    is_shown: [bool; ROWS.len()],
+    /// Whether the kernel has the security module that says who may trace a process; it comes with the kernel's start.
+    has_yama: bool,
 }
 
 impl Attributes {
     /// Returns what the process is now.
     pub(super) fn capture(files: &Files) -> Self {
         let view = View::new(files);
-        Self { values: ROWS.map(|row| (row.read)(&view)), shown: view.shown() }
+        let shown = view.shown();
+        let is_there = |start: &[u8]| {
+            let lines = shown.as_ref().map_or(&[][..], Text::bytes).split(|&byte| byte == b'\n');
+            lines.clone().any(|line| line.starts_with(start))
+        };
+        let is_shown = ROWS.map(|row| SHOWN.iter().any(|(start, name)| *name == row.name && is_there(start)));
+        Self { values: ROWS.map(|row| (row.read)(&view)), is_shown, shown, has_yama: rows::set_tracer() }
     }
 
     /// Sets back what has changed.
@@ -153,14 +189,13 @@ impl Attributes {
     /// # Errors
     /// What cannot be set back.
     pub(super) fn restore(&self, files: &Files) -> Result<(), String> {
-        rows::set_what_cannot_be_read();
-        let mut view = View::new(files);
+        rows::set_what_cannot_be_read(self.has_yama);
+        let mut view = View::of_last_restore(files);
         let before = self.shown.as_ref().map(Text::bytes);
         let as_before = before.is_some() && view.shown().as_ref().map(Text::bytes) == before;
         let mut kept = Vec::new();
-        for (row, value) in ROWS.iter().zip(&self.values) {
-            let is_shown = || SHOWN.iter().any(|(_, name)| *name == row.name);
-            if as_before && is_shown() || (row.read)(&view) == *value {
+        for ((row, value), is_shown) in ROWS.iter().zip(&self.values).zip(self.is_shown) {
+            if as_before && is_shown || (row.read)(&view) == *value {
                 continue;
             }
             if let Some(set) = row.set {

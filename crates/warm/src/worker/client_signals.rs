@@ -62,11 +62,11 @@ pub(super) fn prepare() -> io::Result<()> {
     Ok(())
 }
 
-/// Listens on `connection` from now on.
-pub(super) fn open(connection: &OwnedFd) -> io::Result<()> {
+/// Listens on `connection`, whose inode is given, from now on.
+pub(super) fn open(connection: &OwnedFd, inode: u64) -> io::Result<()> {
     let fd = connection.as_raw_fd();
     DESCRIPTOR.store(fd, Ordering::Relaxed);
-    INODE.store(inode(fd), Ordering::Relaxed);
+    INODE.store(inode, Ordering::Relaxed);
     let owner = Owner { kind: F_OWNER_TID, id: rustix::thread::gettid().as_raw_nonzero().get() };
     // SAFETY: plain system calls on an open descriptor; the pointer is to a live structure of the kernel's layout.
     unsafe {

@@ -243,7 +243,7 @@ fn attend(
         Ok(script) => script,
         Err(message) => return Ending::Refused(message),
     };
-    if let Err(error) = client_signals::open(connection) {
+    if let Err(error) = client_signals::open(connection, page.connection()) {
         return Ending::Refused(format!("listening on the connection: {error}"));
     }
     interpreter.run(&request, script)

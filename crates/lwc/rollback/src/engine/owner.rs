@@ -13,11 +13,11 @@ use crate::arch::Crossing;
 use crate::control;
 use crate::error::{Error, Leftover, Result};
 use crate::run_state::Ending;
-use crate::undo::attributes::Attributes;
+use crate::undo::attributes::{Attributes, Files, Status};
 use crate::undo::children::{Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
 use crate::undo::pending::Pending;
-use crate::undo::signals::Signals;
+use crate::undo::signals::{Shown, Signals};
 use crate::undo::threads::Threads;
 use crate::undo::timers::Timers;
 use crate::{hooks, interpose};
@@ -52,7 +52,7 @@ impl ProcessState {
         self.pending.capture();
         self.signals.capture();
         self.timers.capture(sources.timers.as_ref())?;
-        self.attributes.capture(&mut sources.keepers)?;
+        self.attributes.capture(&mut sources.keepers, &sources.files)?;
         self.descriptors.capture(&mut sources.keepers, self.attributes.directory())
     }
 
@@ -69,6 +69,9 @@ pub(super) struct Sources {
     pub(super) keepers: Keepers,
     pub(super) nursery: Nursery,
     pub(super) timers: Option<PosixTimers>,
+    pub(super) files: Files,
+    /// What the kernel showed of the thread in the last restore, when nobody else could change it any more.
+    pub(super) status: Status,
 }
 
 /// A snapshot of the C interface. Its name holds its place (lower half) and its serial number (upper half).
@@ -228,6 +231,7 @@ impl Inner {
             // SAFETY: the engine is at work, and the snapshot has the disposition that comes back.
             let _ = unsafe { control::install_control() };
         }
+        let bounded = self.data_limit != u64::MAX;
         let Self {
             threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
         } = self;
@@ -243,16 +247,21 @@ impl Inner {
         let mut threads_ended = threads.restore();
         if own != Ok(true) {
             // Threads may have undone that as long as they ran, and limits may stand in the way.
-            note(state.attributes.restore_limits());
+            note(state.attributes.restore_limits(None, bounded));
             own = state.descriptors.restore_own(&sources.keepers);
             threads_ended = threads.restore();
         }
         let own_are_there = own.is_ok();
         note(own.map(|_| ()));
         note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
-        note(state.attributes.restore_limits());
+        // Threads and children have ended, and what is asked with is in place: nobody but this thread changes from here on
+        // what it says, and this thread does so only where it finds a difference.
+        note(state.attributes.restore_dumpable());
+        let files = own_are_there.then_some(&sources.files);
+        sources.status = files.map_or(Status::UNKNOWN, Files::status);
+        note(state.attributes.restore_limits(files, bounded));
         note(state.descriptors.restore(&sources.keepers, own_are_there));
-        note(state.attributes.restore());
+        note(state.attributes.restore(&sources.status));
         if let Err(thread) = threads_ended {
             // Memory cannot be restored under a thread that runs.
             die(&Error::NotUndone(thread));
@@ -267,7 +276,7 @@ impl Inner {
             Err(error) => die(&Error::Memory(error)),
         }
         let signals = if *repeats && place.is_none() { &*running_signals } else { &state.signals };
-        note(signals.restore());
+        note(signals.restore(Shown::of(&sources.status)));
         note(state.timers.restore(sources.timers.as_ref()));
         state.pending.restore();
         hooks::run();

@@ -19,6 +19,7 @@ use crate::rollback::stack_address;
 use crate::rseq_areas::{self, RseqAreas};
 use crate::run_state::{self, CONTROL_SIGNAL, RunState};
 use crate::safe_point::SafePointState;
+use crate::undo::attributes::{Files, Status};
 use crate::undo::children::{Children, Nursery};
 use crate::undo::descriptors::Keepers;
 use crate::undo::signals::Signals;
@@ -102,13 +103,15 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
                 keepers: Keepers::new(arena),
                 nursery: Nursery::new(children, thread),
                 timers: PosixTimers::open().ok(),
+                files: Files::open(thread),
+                status: Status::UNKNOWN,
             },
             process: ProcessState::new(arena),
             snapshots: arena.vec(),
             alternate_stack,
             timer: timers::create(CONTROL_SIGNAL, thread, 0).ok(),
             limits: Limits::default(),
-            data_limit: 0,
+            data_limit: u64::MAX,
             repeats: false,
             limits_at_once: true,
             running_signals: Signals::NONE,

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 use orrery_sys::descriptors::raise;
+use orrery_sys::process::{Contents, WholeFile};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{DumpableBehavior, Signal};
 use syscalls::{Sysno, syscall};
@@ -12,6 +13,32 @@ use crate::undo::descriptors::{Keepers, borrow};
 
 /// `RLIMIT_*` are numbered from 0 to this, exclusively.
 const LIMITS: usize = 16;
+
+/// What `/proc/self/status` says of a thread.
+pub type Status = Contents<4096>;
+
+/// The files of `/proc` that show many attributes at once, where there are any.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) status: Option<WholeFile>,
+    limits: Option<WholeFile>,
+}
+
+impl Files {
+    /// Opens those of thread `thread`, the calling one.
+    pub(crate) fn open(thread: i32) -> Self {
+        Self { status: WholeFile::status(thread).ok(), limits: WholeFile::limits().ok() }
+    }
+
+    /// Returns what is shown of the thread and its process now.
+    pub(crate) fn status(&self) -> Status {
+        self.status.as_ref().map_or(Contents::UNKNOWN, WholeFile::read)
+    }
+
+    fn limits(&self) -> Contents<2048> {
+        self.limits.as_ref().map_or(Contents::UNKNOWN, WholeFile::read)
+    }
+}
 
 /// The soft and the hard limit.
 type Limit = [u64; 2];
@@ -32,14 +59,36 @@ const ATTRIBUTES: [Attribute; 5] = [
     Attribute { name: "personality", get: || personality(0xffff_ffff), set: set_personality },
 ];
 
+/// The place of the dumpable flag among them.
+const DUMPABLE: usize = 1;
+
 /// Small state of the process.
 #[derive(Debug)]
 pub(crate) struct Attributes {
     directory: Option<Directory>,
     umask: Mode,
     limits: [Limit; LIMITS],
+    /// What the kernel says of all limits at once, in full: while it says the same, they are the same.
+    limits_shown: Contents<2048>,
     numbers: [u64; ATTRIBUTES.len()],
     name: [u8; 16],
+    /// How the name is shown, with signs for what cannot be printed.
+    name_shown: Option<ShownName>,
+}
+
+/// A thread's name as `/proc/self/status` shows it: at most 15 characters, each in up to four signs.
+type ShownName = [u8; 80];
+
+fn shown_name(status: &Status) -> Option<ShownName> {
+    let shown = status.after(b"Name:")?;
+    let mut name = [0; 80];
+    name.get_mut(..shown.len())?.copy_from_slice(shown);
+    Some(name)
+}
+
+fn shown_umask(status: &Status) -> Option<Mode> {
+    let digits = std::str::from_utf8(status.value(b"Umask:")?).ok()?;
+    u32::from_str_radix(digits, 8).ok().map(Mode::from_raw_mode)
 }
 
 /// Which directory it is.
@@ -59,12 +108,14 @@ impl Attributes {
             directory: None,
             umask: Mode::empty(),
             limits: [[0; 2]; LIMITS],
+            limits_shown: Contents::UNKNOWN,
             numbers: [0; 5],
             name: [0; 16],
+            name_shown: None,
         }
     }
 
-    pub(crate) fn capture(&mut self, keepers: &mut Keepers) -> Result<()> {
+    pub(crate) fn capture(&mut self, keepers: &mut Keepers, files: &Files) -> Result<()> {
         let here = current_directory();
         if here.is_none() || self.directory.as_ref().map(|directory| directory.identity) != here {
             self.clear(keepers);
@@ -89,8 +140,10 @@ impl Attributes {
         for (which, limit) in self.limits.iter_mut().enumerate() {
             *limit = get_limit(which);
         }
+        self.limits_shown = files.limits();
         self.numbers = ATTRIBUTES.map(|attribute| (attribute.get)());
         self.name = thread_name();
+        self.name_shown = shown_name(&files.status());
         Ok(())
     }
 
@@ -114,8 +167,22 @@ impl Attributes {
         self.directory.as_ref().map(|directory| directory.fd)
     }
 
-    /// Puts limits back, which everything else may need.
-    pub(crate) fn restore_limits(&self) -> std::result::Result<(), Leftover> {
+    /// Puts limits back, which everything else may need. `files` are those that show them, if they are in place; `bounded` says
+    /// whether the engine itself lowered one.
+    pub(crate) fn restore_limits(
+        &self,
+        files: Option<&Files>,
+        bounded: bool,
+    ) -> std::result::Result<(), Leftover> {
+        if bounded {
+            // What is in its way is found below.
+            set_limit(libc::RLIMIT_DATA as usize, &self.limits[libc::RLIMIT_DATA as usize]);
+        }
+        let now = files.map_or(Contents::UNKNOWN, Files::limits);
+        let before = &self.limits_shown;
+        if now.whole().is_some() && now.whole() == before.whole() {
+            return Ok(());
+        }
         for (which, limit) in self.limits.iter().enumerate() {
             if get_limit(which) != *limit && !set_limit(which, limit) {
                 return Err(Leftover::Limit(i32::try_from(which).unwrap_or(0)));
@@ -124,22 +191,38 @@ impl Attributes {
         Ok(())
     }
 
-    pub(crate) fn restore(&self) -> std::result::Result<(), Leftover> {
-        rustix::process::umask(self.umask);
+    /// Puts the rest back, where `status` is what the kernel shows now that nobody else can change it.
+    pub(crate) fn restore(&self, status: &Status) -> std::result::Result<(), Leftover> {
+        if shown_umask(status) != Some(self.umask) {
+            rustix::process::umask(self.umask);
+        }
         if let Some(directory) = &self.directory
             && current_directory() != Some(directory.identity)
         {
             // SAFETY: the engine's own descriptors are back, and this is one; of a file it is refused.
             rustix::process::fchdir(unsafe { borrow(directory.fd) }).map_err(|_| Leftover::Directory)?;
         }
-        for (attribute, wanted) in ATTRIBUTES.iter().zip(self.numbers) {
-            if (attribute.get)() != wanted && !(attribute.set)(wanted) {
-                return Err(Leftover::Attribute(attribute.name));
-            }
-        }
-        if thread_name() != self.name {
+        (0..ATTRIBUTES.len())
+            .filter(|&which| which != DUMPABLE)
+            .try_for_each(|which| self.restore_one(which))?;
+        let name_is_shown = self.name_shown.is_some() && shown_name(status) == self.name_shown;
+        if !name_is_shown && thread_name() != self.name {
             // SAFETY: PR_SET_NAME reads at most 16 bytes.
             let _ = unsafe { syscall!(Sysno::prctl, libc::PR_SET_NAME, self.name.as_ptr()) };
+        }
+        Ok(())
+    }
+
+    /// Puts back whether others may look into this process: while they may not, an ordinary user may not compare the
+    /// descriptors with their copy either.
+    pub(crate) fn restore_dumpable(&self) -> std::result::Result<(), Leftover> {
+        self.restore_one(DUMPABLE)
+    }
+
+    fn restore_one(&self, which: usize) -> std::result::Result<(), Leftover> {
+        let (attribute, wanted) = (&ATTRIBUTES[which], self.numbers[which]);
+        if (attribute.get)() != wanted && !(attribute.set)(wanted) {
+            return Err(Leftover::Attribute(attribute.name));
         }
         Ok(())
     }

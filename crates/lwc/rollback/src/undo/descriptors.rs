@@ -3,8 +3,13 @@
 //! That a descriptor is still the same open file does not show from the outside, so the table is copied into a
 //! [`FdTableCopy`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when
 //! the table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device
-//! and inode, and a lost one stays lost. The engine's own files of procfs are always compared so, which takes a third
-//! of the time: what is opened in their place and shows the same does the same.
+//! and inode, and a lost one stays lost.
+//!
+//! Each descriptor is asked for by a system call of its own: the kernel has no other way to tell which file a number has.
+//! What belongs to the open file, not to the number (open(2)), is asked for once where several numbers share it: status
+//! flags and offset. A descriptor that only names a place (`O_PATH`) has neither. That numbers are to be closed on
+//! execution is said for whole stretches of them in one call, the engine's own included, which sets what was set and what
+//! was not alike.
 //!
 //! Offsets are restored for regular files, but for those that standard output and standard error go to: what was
 //! written to them stays written, and what follows must come behind it.
@@ -31,7 +36,12 @@ struct File {
     identity: Identity,
     /// The offset, for regular files whose offset is restored.
     offset: Option<u64>,
+    /// The place in the list of one before it, of the first [`SHARED`], that is the same open file.
+    same_as: Option<usize>,
 }
+
+/// Among so many first files are those looked for that others share: standard streams are.
+const SHARED: usize = 16;
 
 /// Keepers, each shared by every state whose files it holds, and the descriptors that all states leave alone.
 #[derive(Debug)]
@@ -218,6 +228,7 @@ impl Descriptors {
         if !files.is_sorted_by_key(|file| file.fd) {
             files.sort_unstable_by_key(|file| file.fd);
         }
+        note_shared(files);
         let keeper = keepers.acquire(files)?;
         keepers.release(std::mem::replace(&mut self.keeper, keeper));
         Ok(())
@@ -228,11 +239,10 @@ impl Descriptors {
         let keeper = keepers.get(self.keeper);
         let mut in_place = true;
         for (&fd, shown) in keepers.own.iter().zip(&keepers.own_shown) {
-            let there = match (shown, keeper) {
-                (Some(_), _) => Shown::of(fd) == *shown,
-                // An error where it is closed, or there is nobody to ask.
-                (None, Some(keeper)) => keeper.holds(fd).unwrap_or_else(|_| identity(fd).is_some()),
-                (None, None) => identity(fd).is_some(),
+            let there = match keeper.map(|keeper| keeper.holds(fd)) {
+                Some(Ok(same)) => same,
+                // It is closed, or there is nobody to ask.
+                _ => shown.map_or_else(|| identity(fd).is_some(), |shown| Shown::of(fd) == Some(shown)),
             };
             if !there {
                 in_place = false;
@@ -250,18 +260,84 @@ impl Descriptors {
         }
         let mut outcome = Ok(());
         let keeper = keepers.get(self.keeper);
-        for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
-            let there = file.is_there(keeper);
-            if alone && !there {
+        // Of the first files, which are known to be there as they were.
+        let mut as_before = [false; SHARED];
+        for (place, file) in self.files.iter().enumerate() {
+            if keepers.exempt.binary_search(&file.fd).is_ok() {
+                continue;
+            }
+            let mut found = file.find(keeper);
+            if alone && found == Found::Gone {
                 // Another one may be open in its place, and stand in the way.
                 self.close_others(keepers);
                 alone = false;
             }
-            if let Err(leftover) = file.restore(keeper, there) {
-                outcome = Err(leftover);
+            if found == Found::Gone {
+                match bring_back(file.fd, keeper) {
+                    Ok(()) => found = Found::Same,
+                    Err(leftover) => {
+                        outcome = Err(leftover);
+                        continue;
+                    }
+                }
+            }
+            let is_done = found == Found::Same && file.same_as.is_some_and(|other| as_before[other]);
+            match if is_done { Ok(()) } else { file.restore_state() } {
+                Ok(()) if place < SHARED => as_before[place] = found == Found::Same,
+                Ok(()) => {}
+                Err(leftover) => outcome = Err(leftover),
             }
         }
+        outcome.and(self.restore_flags(keepers))
+    }
+
+    /// Puts the flags of the descriptors back, the program's and the engine's own, which are there.
+    fn restore_flags(&self, keepers: &Keepers) -> std::result::Result<(), Leftover> {
+        let exempt_before = |fd: i32| keepers.exempt.partition_point(|&exempt| exempt < fd);
+        let mut outcome = Ok(());
+        let mut end_stretch = |stretch: Stretch| {
+            if stretch.is_long && stretch.flags == FdFlags::CLOEXEC && close_on_execution(&stretch) {
+                return;
+            }
+            let inside = |&(fd, _): &(i32, FdFlags)| (stretch.first..=stretch.last).contains(&fd);
+            for (fd, flags) in self.all_flags(keepers).filter(inside) {
+                if let Err(leftover) = restore_flags_of(fd, flags) {
+                    outcome = Err(leftover);
+                }
+            }
+        };
+        let mut stretch: Option<Stretch> = None;
+        for (fd, flags) in self.all_flags(keepers) {
+            match &mut stretch {
+                // Between them is none that is left alone, and no other is open.
+                Some(before) if before.flags == flags && exempt_before(before.first) == exempt_before(fd) => {
+                    (before.last, before.is_long) = (fd, true);
+                }
+                _ => {
+                    let fresh = Stretch { first: fd, last: fd, flags, is_long: false };
+                    if let Some(ended) = stretch.replace(fresh) {
+                        end_stretch(ended);
+                    }
+                }
+            }
+        }
+        if let Some(last) = stretch {
+            end_stretch(last);
+        }
         outcome
+    }
+
+    /// Returns the descriptors, the program's and the engine's own, in order, with the flags that they are to have; not
+    /// those that are left alone.
+    fn all_flags<'a>(&'a self, keepers: &'a Keepers) -> impl Iterator<Item = (i32, FdFlags)> + 'a {
+        let mut files = self.files.iter().map(|file| (file.fd, file.flags)).peekable();
+        let mut own = keepers.own.iter().map(|&fd| (fd, FdFlags::CLOEXEC)).peekable();
+        let all = std::iter::from_fn(move || match (files.peek(), own.peek()) {
+            (Some(file), Some(engines)) if file.0 < engines.0 => files.next(),
+            (_, Some(_)) => own.next(),
+            (_, None) => files.next(),
+        });
+        all.filter(|(fd, _)| keepers.exempt.binary_search(fd).is_err())
     }
 
     /// Returns whether no others are open, provided that all of the program's and the engine's are: as many are open
@@ -301,38 +377,88 @@ impl Descriptors {
 }
 
 impl File {
-    /// Returns whether it is open, and still the same file as far as is visible.
-    fn is_there(&self, keeper: Option<&FdTableCopy>) -> bool {
+    /// Looks whether it is still open.
+    fn find(&self, keeper: Option<&FdTableCopy>) -> Found {
         match keeper.map(|keeper| keeper.holds(self.fd)) {
-            Some(Ok(same)) => same,
+            Some(Ok(true)) => Found::Same,
+            Some(Ok(false)) => Found::Gone,
             // Closed, or the keeper is dead, or there is none: go by what shows.
-            _ => identity(self.fd) == Some(self.identity),
+            _ if identity(self.fd) == Some(self.identity) => Found::Alike,
+            _ => Found::Gone,
         }
     }
 
-    fn restore(&self, keeper: Option<&FdTableCopy>, there: bool) -> std::result::Result<(), Leftover> {
-        let file = self;
-        let lost = Leftover::Descriptor(file.fd);
-        if !there {
-            bring_back(file.fd, keeper)?;
-        }
+    /// Puts back what belongs to the open file.
+    fn restore_state(&self) -> std::result::Result<(), Leftover> {
+        let lost = Leftover::Descriptor(self.fd);
         // SAFETY: the number is the file's that was just found there, or brought back.
-        let fd = unsafe { borrow(file.fd) };
-        let flags = rustix::io::fcntl_getfd(fd).map_err(|_| lost)?;
-        if flags != file.flags {
-            rustix::io::fcntl_setfd(fd, file.flags).map_err(|_| lost)?;
+        let fd = unsafe { borrow(self.fd) };
+        if !self.status.contains(OFlags::PATH) {
+            let status = rustix::fs::fcntl_getfl(fd).map_err(|_| lost)?;
+            if (status ^ self.status).intersects(SETTABLE) {
+                rustix::fs::fcntl_setfl(fd, self.status & SETTABLE).map_err(|_| lost)?;
+            }
         }
-        let status = rustix::fs::fcntl_getfl(fd).map_err(|_| lost)?;
-        if (status ^ file.status).intersects(SETTABLE) {
-            rustix::fs::fcntl_setfl(fd, file.status & SETTABLE).map_err(|_| lost)?;
-        }
-        if let Some(offset) = file.offset
+        if let Some(offset) = self.offset
             && rustix::fs::tell(fd) != Ok(offset)
         {
             rustix::fs::seek(fd, SeekFrom::Start(offset)).map_err(|_| lost)?;
         }
         Ok(())
     }
+}
+
+fn restore_flags_of(number: i32, flags: FdFlags) -> std::result::Result<(), Leftover> {
+    let lost = Leftover::Descriptor(number);
+    // SAFETY: the number is that of a file that was just found there, or brought back.
+    let fd = unsafe { borrow(number) };
+    if rustix::io::fcntl_getfd(fd).map_err(|_| lost)? != flags {
+        rustix::io::fcntl_setfd(fd, flags).map_err(|_| lost)?;
+    }
+    Ok(())
+}
+
+/// Descriptors that follow one another and are to have the same flags.
+#[derive(Debug)]
+struct Stretch {
+    first: i32,
+    last: i32,
+    flags: FdFlags,
+    /// Whether there is more than one.
+    is_long: bool,
+}
+
+/// How a descriptor was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// It is the open file that it was.
+    Same,
+    /// It is open, and the same file as far as is visible.
+    Alike,
+    /// It is closed, or another.
+    Gone,
+}
+
+/// Notes which of `files`, which are sorted, are the same open file as one of the first.
+fn note_shared(files: &mut [File]) {
+    let own = rustix::process::getpid();
+    for place in 1..files.len() {
+        let (before, rest) = files.split_at_mut(place);
+        let file = &mut rest[0];
+        file.same_as = before.iter().take(SHARED).position(|other| {
+            other.same_as.is_none()
+                && (other.identity, other.status, other.offset) == (file.identity, file.status, file.offset)
+                && orrery_sys::kcmp::same_file(own, other.fd, own, file.fd) == Ok(true)
+        });
+    }
+}
+
+/// Has a stretch closed on execution; false where the kernel cannot (before 5.11).
+fn close_on_execution(stretch: &Stretch) -> bool {
+    let Stretch { first, last, .. } = *stretch;
+    // SAFETY: changes a flag of numbers that the caller chose, and closes none.
+    unsafe { syscalls::syscall!(syscalls::Sysno::close_range, first, last, libc::CLOSE_RANGE_CLOEXEC) }
+        .is_ok()
 }
 
 fn out_of_memory() -> crate::Error {
@@ -381,6 +507,7 @@ fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
         status: rustix::fs::fcntl_getfl(fd).ok()?,
         identity,
         offset: if regular && !is_output { rustix::fs::tell(fd).ok() } else { None },
+        same_as: None,
     })
 }
 

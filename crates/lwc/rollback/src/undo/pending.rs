@@ -37,6 +37,9 @@ impl Pending {
                 foreign |= 1 << (signal - 1);
             }
         }
+        if foreign == 0 {
+            return;
+        }
         let (process, thread) =
             (rustix::process::getpid().as_raw_pid(), rustix::thread::gettid().as_raw_pid());
         for signal in (1..=64).filter(|signal| foreign >> (signal - 1) & 1 == 1) {

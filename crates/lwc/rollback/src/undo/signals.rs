@@ -1,8 +1,17 @@
 //! Signal dispositions and the alternate stack.
+//!
+//! `/proc/self/status` tells of all signals at once which are ignored and which are caught, so that most dispositions need
+//! no question of their own: a signal that is to have its default effect, and has, has nothing else that counts. The
+//! kernel looks at flags, mask and restorer of a disposition when it calls a handler (`signal.c`: `get_signal`,
+//! `setup_rt_frame`), and otherwise for SIGCHLD alone (`SA_NOCLDWAIT`, `SA_NOCLDSTOP`: `do_notify_parent`,
+//! `do_notify_parent_cldstop`). So these are asked about: what is to be caught, since one handler may have taken another's
+//! place; SIGCHLD; and what is not in the state that it is to be in. What sigaction(2) tells of the flags of the others
+//! stays as it was set.
 
 use orrery_sys::signals::{self, Action, AlternateStack, LAST, Mask};
 
 use crate::error::Leftover;
+use crate::undo::attributes::Status;
 
 /// Signals whose disposition nobody can change.
 const FIXED: Mask = signals::mask_of(&[libc::SIGKILL, libc::SIGSTOP]);
@@ -29,9 +38,19 @@ impl Signals {
         self.stack = signals::alternate_stack();
     }
 
-    /// Puts back what differs.
-    pub(crate) fn restore(&self) -> Result<(), Leftover> {
-        for signal in changeable() {
+    /// Returns whether only a question about `signal` itself tells whether it has its disposition, where these are `shown`.
+    fn is_doubtful(&self, signal: i32, shown: Option<Shown>) -> bool {
+        let bit = signals::mask_of(&[signal]);
+        let wanted = self.actions[index(signal)].handler;
+        let as_wanted = shown.is_some_and(|Shown { ignored, caught }| {
+            (ignored & bit != 0, caught & bit != 0) == (wanted == libc::SIG_IGN, is_handler(wanted))
+        });
+        !as_wanted || is_handler(wanted) || signal == libc::SIGCHLD
+    }
+
+    /// Puts back what differs. `shown` is what the kernel shows of all signals, now that nobody else can change them.
+    pub(crate) fn restore(&self, shown: Option<Shown>) -> Result<(), Leftover> {
+        for signal in changeable().filter(|&signal| self.is_doubtful(signal, shown)) {
             let wanted = &self.actions[index(signal)];
             if signals::action(signal).as_ref() != Ok(wanted) {
                 // SAFETY: the disposition was in force when the state was captured, and what it names is back in place.
@@ -46,6 +65,24 @@ impl Signals {
         }
         Ok(())
     }
+}
+
+/// Which signals are ignored, and which have handlers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    ignored: Mask,
+    caught: Mask,
+}
+
+impl Shown {
+    /// Returns what `/proc/self/status` shows.
+    pub(crate) fn of(status: &Status) -> Option<Self> {
+        Some(Self { ignored: status.signals(b"SigIgn:")?, caught: status.signals(b"SigCgt:")? })
+    }
+}
+
+fn is_handler(handler: usize) -> bool {
+    handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
 fn changeable() -> impl Iterator<Item = i32> {

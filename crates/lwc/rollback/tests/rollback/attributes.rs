@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use orrery_rollback::Outcome;
+use orrery_rollback::{Error, Leftover, Outcome};
 
 use super::common::{give_up, map, rollback};
 
@@ -35,6 +35,117 @@ pub(crate) fn dispositions_and_masks_come_back() {
             })
             .unwrap();
         assert_eq!(state(), before);
+    }
+}
+
+/// Each disposition changes alone, so that nothing else gives the change away: between default, ignored and caught, from
+/// one handler to another, and in what counts beside the handler.
+pub(crate) fn each_disposition_comes_back_alone() {
+    use orrery_sys::signals::{Action, action, set_action};
+    extern "C" fn other(_: i32) {}
+    const RESTORER: usize = 0x0400_0000;
+    let usual = |handler: usize| Action {
+        handler,
+        flags: RESTORER | libc::SA_RESTART.cast_unsigned() as usize,
+        restorer: orrery_sys::signals::restorer as *const () as usize,
+        mask: 0,
+    };
+    let (handler, other) = (give_up as *const () as usize, other as *const () as usize);
+    let signals = || {
+        (1..=64).filter(|signal| {
+            ![libc::SIGKILL, libc::SIGSTOP, orrery_rollback::CONTROL_SIGNAL].contains(signal)
+        })
+    };
+    for at_first in [libc::SIG_DFL, libc::SIG_IGN, handler] {
+        for signal in signals() {
+            // SAFETY: the handlers are functions of that kind, and call what they may call there.
+            unsafe { set_action(signal, &usual(at_first)) }.unwrap();
+        }
+        let state = || signals().map(|signal| action(signal).unwrap()).collect::<Vec<_>>();
+        let before = state();
+        let mut rollback = rollback();
+        for signal in signals() {
+            let mut changes = vec![usual(libc::SIG_DFL), usual(libc::SIG_IGN), usual(handler), usual(other)];
+            if at_first == handler {
+                let wanted = usual(handler);
+                changes
+                    .push(Action { flags: RESTORER | libc::SA_NODEFER.cast_unsigned() as usize, ..wanted });
+                changes.push(Action { mask: 1 << 9, ..wanted });
+            }
+            if signal == libc::SIGCHLD {
+                for flag in [libc::SA_NOCLDWAIT, libc::SA_NOCLDSTOP] {
+                    let wanted = usual(at_first);
+                    changes.push(Action { flags: wanted.flags | flag.cast_unsigned() as usize, ..wanted });
+                }
+            }
+            for change in changes {
+                // SAFETY: as before.
+                rollback.run(|| unsafe { set_action(signal, &change) }.unwrap()).unwrap();
+                assert_eq!(action(signal), Ok(usual(at_first)), "signal {signal}, {change:x?}");
+            }
+        }
+        assert_eq!(state(), before);
+    }
+}
+
+/// Each limit changes alone; so do the mask for new files and the name, which are shown among many other things.
+pub(crate) fn each_limit_umask_and_name_come_back_alone() {
+    let limit = |which: u32| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: writes to the limit.
+        assert_eq!(unsafe { libc::getrlimit(which, &raw mut limit) }, 0);
+        (limit.rlim_cur, limit.rlim_max)
+    };
+    let mut rollback = rollback();
+    for which in 0..16 {
+        let (soft, hard) = limit(which);
+        // One less is a change that no unit and no rounding hides.
+        let mut change = |soft, hard| {
+            let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+            // SAFETY: reads the limit.
+            rollback.run(|| assert_eq!(unsafe { libc::setrlimit(which, &raw const limit) }, 0))
+        };
+        if hard > 0 {
+            change(if soft == 0 { 1 } else { (soft - 1).min(1 << 40) }, hard).unwrap();
+            assert_eq!(limit(which), (soft, hard), "limit {which}");
+            // Raising it again takes a privilege, without which it is named.
+            let lower = hard.min(1 << 40) - 1;
+            match change(soft.min(lower), lower) {
+                Ok(_) => assert_eq!(limit(which), (soft, hard), "limit {which}"),
+                Err(error) => {
+                    let named = Error::NotUndone(Leftover::Limit(i32::try_from(which).unwrap()));
+                    assert_eq!(error, named);
+                }
+            }
+        }
+    }
+    for mask in [0, 0o1, 0o20, 0o777] {
+        // SAFETY: takes numbers.
+        unsafe { libc::umask(0o22) };
+        // SAFETY: takes numbers.
+        rollback.run(|| drop(Box::new(unsafe { libc::umask(mask) }))).unwrap();
+        // SAFETY: takes numbers.
+        assert_eq!(unsafe { libc::umask(0o22) }, 0o22, "{mask:o}");
+    }
+    let name = || {
+        let mut name = [0_u8; 16];
+        // SAFETY: writes 16 bytes.
+        unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+        name
+    };
+    let names =
+        [c"a", c"a ", c" a", c"a\n", c"a\\n", c"a\t", c"", c"fifteen letters", c"\x01\x02\x03\xff\xff\xff"];
+    for at_first in names {
+        for other in names {
+            // SAFETY: the names end with a zero.
+            unsafe { libc::prctl(libc::PR_SET_NAME, at_first.as_ptr()) };
+            let before = name();
+            // SAFETY: the names end with a zero.
+            rollback
+                .run(|| unsafe { drop(Box::new(libc::prctl(libc::PR_SET_NAME, other.as_ptr()))) })
+                .unwrap();
+            assert_eq!(name(), before, "{at_first:?} after {other:?}");
+        }
     }
 }
 

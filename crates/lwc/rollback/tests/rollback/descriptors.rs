@@ -32,6 +32,146 @@ pub(crate) fn descriptors_come_back() {
     }
 }
 
+/// What belongs to an open file is changed through either of two numbers that share it, and what belongs to a number for
+/// each of several that follow one another.
+pub(crate) fn what_numbers_share_comes_back() {
+    use std::io::{Seek, Write};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let mut file = std::fs::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    file.write_all(b"0123456789").unwrap();
+    file.seek(std::io::SeekFrom::Start(3)).unwrap();
+    let first = OwnedFd::from(file);
+    let shared: Vec<OwnedFd> = (0..3).map(|_| first.try_clone().unwrap()).collect();
+    let alike = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let place = rustix::fs::open(dir.path(), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    rustix::io::fcntl_setfd(&shared[2], rustix::io::FdFlags::empty()).unwrap();
+    let numbers: Vec<i32> = std::iter::once(&first)
+        .chain(&shared)
+        .map(AsRawFd::as_raw_fd)
+        .chain([alike.as_raw_fd(), place.as_raw_fd()])
+        .collect();
+    // SAFETY: takes numbers.
+    let state = |number: i32| unsafe {
+        let own = rustix::process::getpid();
+        let same = orrery_sys::kcmp::same_file(own, numbers[0], own, number);
+        let flags = (libc::fcntl(number, libc::F_GETFD), libc::fcntl(number, libc::F_GETFL));
+        (flags, libc::lseek(number, 0, libc::SEEK_CUR), same)
+    };
+    let all = || numbers.iter().copied().map(state).collect::<Vec<_>>();
+    let before = all();
+    let changes: [fn(i32, i32) -> i32; 6] = [
+        // SAFETY: takes numbers.
+        |number, _| unsafe { libc::fcntl(number, libc::F_SETFL, libc::O_APPEND | libc::O_NONBLOCK) },
+        // SAFETY: takes numbers.
+        |number, _| i32::from(unsafe { libc::lseek(number, 7, libc::SEEK_SET) } == 7),
+        // SAFETY: takes numbers.
+        |number, _| unsafe { libc::fcntl(number, libc::F_SETFD, 0) },
+        // SAFETY: takes numbers.
+        |number, _| unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) },
+        // SAFETY: takes numbers; what is replaced is not used before it is back.
+        |number, other| unsafe { libc::dup3(other, number, libc::O_CLOEXEC) },
+        // SAFETY: takes numbers; what is closed is not used before it is back.
+        |number, _| unsafe { libc::close(number) },
+    ];
+    for (which, change) in changes.iter().enumerate() {
+        for &number in &numbers {
+            // The same file opened another time, or the other way about.
+            let other = if number == alike.as_raw_fd() { numbers[0] } else { alike.as_raw_fd() };
+            let outcome = rollback().run(|| drop(Box::new(change(number, other))));
+            assert_eq!(outcome, Ok(Outcome::Returned));
+            assert_eq!(all(), before, "change {which} of {number}");
+        }
+    }
+    // In rounds the table was copied once.
+    let kept = orrery_rollback::KeptBuffer::with_capacity(1024).unwrap();
+    rollback()
+        .repeat(|_| {
+            let done = kept.bytes().len();
+            kept.push(&[u8::from(all() == before)]).unwrap();
+            if done == changes.len() * numbers.len() {
+                return std::ops::ControlFlow::Break(());
+            }
+            let number = numbers[done % numbers.len()];
+            let other = if number == alike.as_raw_fd() { numbers[0] } else { alike.as_raw_fd() };
+            changes[done / numbers.len()](number, other);
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(kept.bytes(), vec![1; changes.len() * numbers.len() + 1]);
+}
+
+/// The flags of all numbers, the engine's own included, are those that they were: what programs inherit does not change.
+pub(crate) fn what_is_inherited_comes_back() {
+    let _inherited = rustix::io::dup(std::io::stdin()).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let mut rollback = rollback();
+    // A number that is left alone, among the others.
+    // SAFETY: the number is nobody's.
+    assert_eq!(unsafe { libc::dup2(0, 300) }, 300);
+    rollback.exempt_descriptor(300).unwrap();
+    // SAFETY: takes numbers.
+    let flags = |number: i32| unsafe { libc::fcntl(number, libc::F_GETFD) };
+    rollback.run(|| {}).unwrap();
+    let numbers: Vec<i32> = open_descriptors().into_iter().map(|(number, _)| number).collect();
+    let before: Vec<i32> = numbers.iter().copied().map(flags).collect();
+    assert!(before.iter().filter(|&&flags| flags == libc::FD_CLOEXEC).count() > 5, "{before:?}");
+    // One alone, and all.
+    for changed in numbers.iter().map(std::slice::from_ref).chain([numbers.as_slice()]) {
+        let outcome = rollback.run(|| {
+            for &number in changed {
+                // SAFETY: takes numbers.
+                unsafe { libc::fcntl(number, libc::F_SETFD, flags(number) ^ libc::FD_CLOEXEC) };
+            }
+        });
+        assert_eq!(outcome, Ok(Outcome::Returned));
+        // SAFETY: takes numbers.
+        let left = unsafe { libc::fcntl(300, libc::F_SETFD, 0) };
+        assert_eq!(left, 0);
+        let after: Vec<i32> = numbers.iter().copied().map(flags).collect();
+        assert_eq!(after, before, "{changed:?}");
+    }
+    assert_eq!(flags(file.as_raw_fd()), libc::FD_CLOEXEC);
+    // What is left alone stays as a run made it.
+    // SAFETY: takes numbers.
+    rollback.run(|| drop(Box::new(unsafe { libc::fcntl(300, libc::F_SETFD, libc::FD_CLOEXEC) }))).unwrap();
+    assert_eq!(flags(300), libc::FD_CLOEXEC);
+    // SAFETY: takes numbers.
+    rollback.run(|| drop(Box::new(unsafe { libc::fcntl(300, libc::F_SETFD, 0) }))).unwrap();
+    assert_eq!(flags(300), 0);
+}
+
+/// A closure that forbids others to look into the process, as an ordinary user's, forbids the engine to compare.
+pub(crate) fn a_lookalike_goes_where_nobody_may_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let first = std::fs::File::create(&path).unwrap();
+    let alike = std::fs::File::options().write(true).open(&path).unwrap();
+    // SAFETY: takes numbers; the case has one thread.
+    if unsafe { libc::setresuid(65_534, 65_534, 65_534) } != 0 && rustix::process::geteuid().is_root() {
+        orrery_testing::skipped!("no other user can be had");
+        return;
+    }
+    // SAFETY: takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+    let same = || {
+        let own = rustix::process::getpid();
+        orrery_sys::kcmp::same_file(own, first.as_raw_fd(), own, alike.as_raw_fd())
+    };
+    let mut rollback = rollback();
+    rollback.run(|| {}).unwrap();
+    let before = same();
+    for _ in 0..3 {
+        // SAFETY: takes numbers; what is replaced is not used before it is back.
+        let outcome = rollback.run(|| unsafe {
+            libc::prctl(libc::PR_SET_DUMPABLE, 0);
+            libc::dup3(alike.as_raw_fd(), first.as_raw_fd(), libc::O_CLOEXEC);
+        });
+        assert_eq!(outcome, Ok(Outcome::Returned));
+        assert_eq!((before, same()), (Ok(false), Ok(false)), "they are the same file, opened twice");
+    }
+}
+
 pub(crate) fn closing_everything_comes_back() {
     let (reader, writer) = std::io::pipe().unwrap();
     let mut rollback = rollback();

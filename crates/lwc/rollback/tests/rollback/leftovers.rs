@@ -2,6 +2,7 @@
 //! mended, or was never right, and the book is to say so.
 
 use orrery_rollback::Outcome;
+use orrery_sys::signals;
 
 use super::common::rollback;
 
@@ -53,7 +54,7 @@ fn rseq(flags: i64) -> i64 {
     call(libc::SYS_rseq, [i64::try_from(area).unwrap(), length, flags, RSEQ_SIGNATURE])
 }
 
-const SETTINGS: [Setting; 20] = [
+const SETTINGS: [Setting; 21] = [
     Setting {
         name: "keyrings",
         change: || call(libc::SYS_keyctl, [JOIN_SESSION_KEYRING, 0, 0, 0]) > 0,
@@ -141,6 +142,15 @@ const SETTINGS: [Setting; 20] = [
         change: || rseq(1) == 0,
         // Who is not registered can register, once.
         value: || if rseq(0) == 0 { 1 } else { 0 },
+    },
+    Setting {
+        name: "flags of a default disposition, which have no effect",
+        change: || {
+            let action = signals::Action { flags: 0x4000_0000, ..signals::Action::default() };
+            // SAFETY: the default disposition calls no handler.
+            unsafe { signals::set_action(libc::SIGUSR2, &action) }.is_ok()
+        },
+        value: || signals::action(libc::SIGUSR2).map_or(0, |action| action.flags.cast_signed() as i64),
     },
     Setting {
         name: "CPU affinity",

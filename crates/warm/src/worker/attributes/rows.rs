@@ -70,13 +70,25 @@ const PR_GET_MEMORY_MERGE: i32 = 68;
 const NAMESPACES: [&CStr; 7] =
     [c"cgroup", c"ipc", c"mnt", c"net", c"pid_for_children", c"time_for_children", c"uts"];
 
-/// Sets what can be set and not be asked.
-pub(super) fn set_what_cannot_be_read() {
-    // SAFETY: plain system calls on numbers: memory to come is not locked (mlockall(2)), nobody in particular may trace
-    // this process (Yama), and system calls are not dispatched to it.
+/// The one that a process without privilege can leave, and the others then together with it.
+const USER_NAMESPACE: &CStr = c"user";
+
+/// Lets nobody in particular trace this process (Yama); returns whether the kernel knows of that.
+pub(super) fn set_tracer() -> bool {
+    // SAFETY: a plain system call on numbers.
+    let set = unsafe { syscall!(Sysno::prctl, libc::PR_SET_PTRACER, 0, 0, 0, 0) };
+    set != Err(syscalls::Errno::EINVAL)
+}
+
+/// Sets what can be set and not be asked; `has_yama` is what [`set_tracer`] returned.
+pub(super) fn set_what_cannot_be_read(has_yama: bool) {
+    if has_yama {
+        set_tracer();
+    }
+    // SAFETY: plain system calls on numbers: memory to come is not locked (mlockall(2)), and system calls are not
+    // dispatched to this process.
     unsafe {
         let _ = syscall!(Sysno::munlockall);
-        let _ = syscall!(Sysno::prctl, libc::PR_SET_PTRACER, 0, 0, 0, 0);
         let _ = syscall!(Sysno::prctl, PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, 0, 0, 0);
     }
 }
@@ -113,7 +125,7 @@ fn fingerprint<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Value {
 
 /// Returns the lines of `/proc/self/status` that begin so.
 fn line(view: &View<'_>, start: &[u8]) -> Value {
-    let lines = view.status.bytes().split(|byte| *byte == b'\n');
+    let lines = view.status.beginning().split(|byte| *byte == b'\n');
     fingerprint(lines.filter(|line| line.starts_with(start)))
 }
 
@@ -323,10 +335,14 @@ fn keyring(which: i32) -> Value {
     let mut keys = [0_u32; 64];
     // SAFETY: the kernel writes as many bytes as the arguments say, and returns how many it has.
     unsafe {
-        let id = result(syscall!(Sysno::keyctl, GET_KEYRING_ID, which, 0));
+        let id = syscall!(Sysno::keyctl, GET_KEYRING_ID, which, 0);
+        if let Err(none) = id {
+            // There is nothing in it, either.
+            return value([result(Err(none)), result(Err(none)), 0]);
+        }
         let length = syscall!(Sysno::keyctl, READ, which, keys.as_mut_ptr(), size_of_val(&keys));
         let content = fingerprint(keys.map(u32::to_ne_bytes).iter().map(|key| &key[..]));
-        value([id, result(length), content[0]])
+        value([result(id), result(length), content[0]])
     }
 }
 
@@ -375,17 +391,21 @@ fn identities<const N: usize, D: AsFd>(places: [(D, &CStr); N]) -> Value {
 }
 
 fn namespaces(view: &View<'_>) -> Value {
-    // Without privilege (effective capabilities) none of these can be left but together with the user namespace, and
-    // then user ids change, too.
-    let capabilities = capability_words();
-    if capabilities[0] == 0 && capabilities[3] == 0 {
-        return value([]);
-    }
+    let is_none = |digits: &[u8]| digits.iter().all(|digit| *digit == b'0');
+    let without_privilege = view.status.value(b"CapEff:").map_or_else(
+        || {
+            let capabilities = capability_words();
+            capabilities[0] == 0 && capabilities[3] == 0
+        },
+        is_none,
+    );
+    // Without effective capabilities none of the others can be left but together with the user namespace.
+    let others = if without_privilege { &[][..] } else { &NAMESPACES };
     // Reading the links takes less than following them.
     let mut value = [0; 16];
-    for (number, name) in value.iter_mut().zip(NAMESPACES) {
+    for (number, name) in value.iter_mut().zip([USER_NAMESPACE].iter().chain(others)) {
         let mut buffer = [0_u8; 64];
-        if let Ok(length) = rustix::fs::readlinkat_raw(&view.files.namespaces, name, &mut buffer[..]) {
+        if let Ok(length) = rustix::fs::readlinkat_raw(&view.files.namespaces, *name, &mut buffer[..]) {
             // Like `mnt:[4026531841]`.
             let digits = buffer[..length].iter().filter(|byte| byte.is_ascii_digit());
             *number = digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
