@@ -92,7 +92,7 @@ fn a_program_runs_with_its_share_and_as_itself() {
     let pid = child.id();
     eventually("it has joined", || scene.status()["tracees"][0]["pid"] == pid);
     let status = scene.status();
-    assert_eq!(status["schema"], 1);
+    assert_eq!(status["schema"], 2);
     let tracee = &status["tracees"][0];
     assert_eq!((tracee["name"].as_str(), tracee["target"].as_u64()), (Some("sh"), Some(20_000_000)));
     let number = tracee["tracee"].to_string();

@@ -41,6 +41,7 @@ mod cpu;
 pub mod experiment;
 mod extensions;
 pub mod join;
+mod net;
 mod private_manager;
 pub mod protocol;
 mod server;
@@ -52,5 +53,6 @@ pub use attributes::{
 };
 pub use cpu::{CpuReport, Mechanism, Reservation};
 pub use extensions::{ExtensionError, ExtensionHandler};
+pub use net::PacketReport;
 pub use private_manager::PrivateManager;
 pub use server::{Handler, ServeError, Settings, serve};

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::{Event, Topic};
 use crate::cpu::CpuReport;
+use crate::net::PacketReport;
 
 /// The version of these messages, and of what `--json` prints.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The longest message, in bytes.
 pub const LONGEST: usize = 128 * 1024;
@@ -145,6 +146,8 @@ pub struct Status {
     pub classes: Vec<String>,
     /// The reports of the tracees.
     pub tracees: Vec<CpuReport>,
+    /// The reports of their packets, in the same order.
+    pub packets: Vec<PacketReport>,
 }
 
 #[cfg(test)]

@@ -121,6 +121,7 @@ mod tests {
             dropped_calls: 0,
             classes: Vec::new(),
             tracees: vec![tracee],
+            packets: Vec::new(),
         };
         let item = item(Path::new("/m"), &status);
         assert_eq!((item.state, item.figures.get("uptime_seconds")), ("serves", Some(61.5.into())));

@@ -196,6 +196,11 @@ impl CpuService {
         self.decide();
     }
 
+    /// Returns the processes of a tracee, as far as they were found.
+    pub(crate) fn processes(&self, tracee: TraceeId) -> Vec<i32> {
+        self.served.get(&tracee).map(|served| served.tree.processes().collect()).unwrap_or_default()
+    }
+
     /// Returns whether somebody has a reservation, and ticks are needed.
     #[must_use]
     pub(crate) fn is_needed(&self) -> bool {
@@ -377,10 +382,11 @@ fn without_manager(found: Scheduling, nice: i32) -> Scheduling {
     }
 }
 
-/// Takes from all threads of a process, and of those that it started, what a manager that was killed has left: as far as this process
-/// may, which without privilege cannot lower nice values. They get the nice value that the process had when it joined.
+/// Takes from all threads of a process, and of those that it started, what a manager that was killed has left, and filters from their
+/// sockets: as far as this process may, which without privilege cannot lower nice values. They get the nice value that the process had when it joined.
 pub(crate) fn release(pid: i32, nice: i32) {
     let Some(tree) = Tree::new(pid) else { return };
+    crate::net::release(tree.processes());
     for thread in tree.threads() {
         if let Ok(found) = scheduling::get(thread)
             && found != without_manager(found, nice)

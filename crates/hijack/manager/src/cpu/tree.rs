@@ -5,7 +5,7 @@
 //! in the tree for as long as its pidfd says that it lives.
 
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use orrery_sys::scheduling::process_cpu_time;
@@ -179,11 +179,15 @@ impl Tree {
 
 impl Process {
     fn lives(&self) -> bool {
-        let Some(pidfd) = &self.pidfd else { return true };
-        let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut poll, Some(&now)) == Ok(0)
+        self.pidfd.as_ref().is_none_or(|process| lives(process.as_fd()))
     }
+}
+
+/// Returns whether the process of a pidfd has not ended.
+pub(crate) fn lives(process: BorrowedFd<'_>) -> bool {
+    let mut poll = [rustix::event::PollFd::from_borrowed_fd(process, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut poll, Some(&now)) == Ok(0)
 }
 
 fn threads(pid: i32) -> Vec<i32> {

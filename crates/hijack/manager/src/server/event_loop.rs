@@ -159,9 +159,10 @@ impl Server {
             return;
         }
         let before = thread_cpu_time();
-        let State { cpu, table, counts, .. } = &mut self.state;
+        let State { cpu, net, table, counts, .. } = &mut self.state;
         counts.ticks += 1;
         cpu.tick(crate::time::now(), table);
+        net.tick(|tracee| cpu.processes(tracee));
         let number = i64::try_from(counts.ticks).unwrap_or(0);
         table.publish(Topic::Timer, None, 0, number);
         self.state.counts.tick_time += thread_cpu_time().saturating_sub(before);
@@ -180,9 +181,12 @@ impl Server {
         }
         let changes = self.state.table.take_changes();
         if !changes.is_empty() {
-            self.state.cpu.apply(&changes, &self.state.table);
+            let State { cpu, net, table, .. } = &mut self.state;
+            cpu.apply(&changes, table);
+            net.apply(&changes, table, |tracee| cpu.processes(tracee));
         }
-        self.ticker.run(self.state.cpu.is_needed() || self.has_listeners());
+        let needed = self.state.cpu.is_needed() || self.state.net.is_needed();
+        self.ticker.run(needed || self.has_listeners());
         let table = &mut self.state.table;
         let gone: Vec<u64> = self
             .connections
@@ -224,6 +228,7 @@ impl Server {
     }
 
     fn end(&mut self, signal: i32) {
+        self.state.net.leave_all();
         self.state.cpu.leave_all();
         let (tracees, name) = (self.state.processes.len(), signal_name(signal));
         eprintln!("orrery-manager: ended by {name}; {tracees} tracees go on without it");

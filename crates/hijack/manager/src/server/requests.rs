@@ -1,7 +1,7 @@
 //! What a request does.
 
 use std::collections::HashSet;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use orrery_hijack::Events;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -123,6 +123,7 @@ fn perform(
             let mut status = state.status();
             let rights = state.table.rights(&connection.capability).map_err(text)?;
             status.tracees.retain(|tracee| rights.readable.has(TraceeId(tracee.tracee)));
+            status.packets.retain(|tracee| rights.readable.has(TraceeId(tracee.tracee)));
             Ok(Reply::Status(Box::new(status)).into())
         }
     }
@@ -181,6 +182,7 @@ fn join(
         state.remove(tracee);
         return Err(format!("cannot join process {pid}: it has ended"));
     };
+    state.net.join(tracee, pidfd.as_fd(), connection.uid);
     let own = Rights::of_user(state.table.classes(), connection.uid, state.owner, Some(tracee));
     let capability = match state.table.grant(own) {
         Ok(capability) => capability,

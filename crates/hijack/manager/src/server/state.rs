@@ -8,6 +8,7 @@ use super::privilege::{Budget, Privilege};
 use super::settings::{Handler, Settings};
 use crate::attributes::{AttributeError, Capability, Rights, Subscription, Table, TraceeId};
 use crate::cpu::{Admit, CpuService, Masks};
+use crate::net::NetService;
 use crate::protocol::{SCHEMA, Status};
 
 /// How long a manager that ends when it is idle waits for its first tracee, in nanoseconds.
@@ -31,6 +32,7 @@ pub(super) struct Registered {
 pub(super) struct State {
     pub(super) table: Table,
     pub(super) cpu: CpuService,
+    pub(super) net: NetService,
     pub(super) processes: HashMap<TraceeId, Process>,
     pub(super) handlers: Vec<Registered>,
     pub(super) privilege: Privilege,
@@ -65,6 +67,7 @@ impl State {
         let masks = Masks::default();
         table.add_guard(Box::new(Admit::new(table.classes(), masks.clone(), online())?));
         let cpu = CpuService::new(&table, masks, &settings.mechanisms)?;
+        let net = NetService::new(&table)?;
         let all = table.grant(Rights::ALL)?;
         let handlers = handlers
             .into_iter()
@@ -76,6 +79,7 @@ impl State {
         Ok(Self {
             table,
             cpu,
+            net,
             processes: HashMap::new(),
             handlers,
             privilege,
@@ -106,6 +110,7 @@ impl State {
             dropped_calls: self.counts.dropped_calls,
             classes: self.table.classes().all().iter().map(|class| class.name.clone()).collect(),
             tracees: self.cpu.report(),
+            packets: self.net.report(),
         }
     }
 
@@ -117,6 +122,7 @@ impl State {
 
     /// Removes a tracee that has ended, or could not join.
     pub(super) fn remove(&mut self, tracee: TraceeId) {
+        self.net.leave(tracee);
         self.cpu.leave(tracee);
         self.table.remove_tracee(tracee);
         self.processes.remove(&tracee);
