@@ -9,6 +9,7 @@ use orrery_hijack::policy::Manager;
 pub(crate) use orrery_manager::command::Arguments;
 use orrery_manager::command::{cpu_share, execute_server};
 use orrery_manager::join::{Joined, Joining, join, start_keeper};
+use orrery_manager::load;
 use orrery_manager::protocol::{Reply, Request};
 
 /// The class of shares of packets.
@@ -27,6 +28,11 @@ pub(crate) struct Options {
     /// starts a manager if none runs
     #[arg(long, value_name = "SHARE")]
     net: Option<String>,
+
+    /// Load the extension of this manifest into the manager, with the rights of the program's user to this program; starts a manager
+    /// if none runs
+    #[arg(long, value_name = "MANIFEST")]
+    extension: Vec<PathBuf>,
 
     /// Join the manager at this socket, and no other
     #[arg(long, value_name = "SOCKET")]
@@ -86,7 +92,7 @@ impl Options {
             values.retain(|(class, _)| class != PACKETS);
             values.push((PACKETS.to_owned(), share.clone()));
         }
-        if values.is_empty() && socket.is_none() && journal.is_none() {
+        if values.is_empty() && socket.is_none() && journal.is_none() && self.extension.is_empty() {
             return Ok(());
         }
         let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
@@ -100,6 +106,9 @@ impl Options {
             && let Some(reason) = refused(&joined)
         {
             eprintln!("orrery: packets of process {pid} are delivered as ever: {reason}");
+        }
+        for manifest in &self.extension {
+            load(&joined.client, manifest)?;
         }
         start_keeper(joined, &joining, pid).context("cannot start the process that stays with the tracee")
     }

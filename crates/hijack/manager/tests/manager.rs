@@ -378,7 +378,7 @@ fn forged_and_revoked_rights_are_none() {
     let delegate = |client: &Client, write: &[&str]| {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let read = names(&["cpu.target", "cpu.period"]);
-        let request = Request::Delegate { read, write: names(write), delegate: true };
+        let request = Request::Delegate { read, write: names(write), delegate: true, load: true };
         match client.ask_with(&request, &[]) {
             Ok((Reply::Delegated { number }, mut fds)) => Ok((number, Client::from_fd(fds.remove(0)))),
             Ok(other) => panic!("{other:?}"),
@@ -520,7 +520,7 @@ fn floods_are_bounded_counted_and_cost_no_tracee_its_time() {
     // Connections come and go, with what they delegate.
     for _ in 0..500 {
         let client = manager.client();
-        let request = Request::Delegate { read: vec![], write: vec![], delegate: true };
+        let request = Request::Delegate { read: vec![], write: vec![], delegate: true, load: true };
         let _delegated = client.ask_with(&request, &[]).unwrap();
     }
     eventually("they are gone", || manager.status().connections < 10);

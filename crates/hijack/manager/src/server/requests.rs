@@ -79,13 +79,13 @@ fn perform(
             set(state, connection, tracee, &values)?;
             Ok(Reply::Done.into())
         }
-        Request::Delegate { read, write, delegate } => {
+        Request::Delegate { read, write, delegate, load } => {
             let own = state.table.rights(&connection.capability).map_err(text)?;
             let set = |names: &[String]| -> Result<ClassSet, String> {
                 let index = |name: &String| state.table.classes().named(name).map(|(index, _)| index);
                 Ok(ClassSet::of(names.iter().map(index).collect::<Result<Vec<_>, _>>().map_err(text)?))
             };
-            let rights = Rights { read: set(&read)?, write: set(&write)?, delegate, ..own };
+            let rights = Rights { read: set(&read)?, write: set(&write)?, delegate, load, ..own };
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, theirs) = pair.map_err(|errno| format!("cannot make a connection: {errno}"))?;
             let capability = state.table.derive(&connection.capability, rights).map_err(text)?;
@@ -105,6 +105,18 @@ fn perform(
         // The event loop has the other connections.
         Request::Revoke { number } => {
             Err(format!("cannot revoke connection {number}: it is none of this one's"))
+        }
+        Request::Load { .. } | Request::Unload { .. } => {
+            Err("cannot change extensions here: the event loop does".to_owned())
+        }
+        Request::Extensions => {
+            // A delegated connection may be another user's.
+            if connection.is_delegated {
+                return Err("cannot list extensions: a delegated connection has no right to".to_owned());
+            }
+            let of = (!state.is_privileged(connection.uid)).then_some(connection.uid);
+            let reports = state.loaded.as_ref().map(|loaded| loaded.report(of)).unwrap_or_default();
+            Ok(Reply::Extensions(reports).into())
         }
         Request::Subscribe { mut topics } => {
             topics.truncate(MOST);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use super::journal::Journals;
+use super::loading::Loaded;
 use super::privilege::{Budget, Privilege};
 use super::settings::{Handler, Settings};
 use crate::attributes::{AttributeError, Capability, Rights, Subscription, Table, TraceeId};
@@ -41,9 +42,12 @@ pub(super) struct State {
     pub(super) connections: usize,
     pub(super) owner: u32,
     pub(super) journals: Journals,
+    /// The extensions that connections have loaded, since the first one.
+    pub(super) loaded: Option<Loaded>,
+    pub(super) user_extensions: usize,
     started: u64,
     /// What the handlers' subscriptions stand on.
-    _own: Capability,
+    own: Capability,
 }
 
 /// What a manager counts.
@@ -88,8 +92,10 @@ impl State {
             connections: 0,
             owner: rustix::process::geteuid().as_raw(),
             journals,
+            loaded: None,
+            user_extensions: settings.user_extensions,
             started: crate::time::now(),
-            _own: all,
+            own: all,
         })
     }
 
@@ -118,6 +124,19 @@ impl State {
     pub(super) fn is_idle(&self) -> bool {
         let expected = self.counts.joined == 0 && crate::time::now().saturating_sub(self.started) < FIRST;
         self.processes.is_empty() && !expected
+    }
+
+    /// Returns the extensions that connections have loaded.
+    pub(super) fn loaded(&mut self) -> Result<&mut Loaded, String> {
+        if self.loaded.is_none() {
+            self.loaded = Some(Loaded::new(&mut self.table, &self.own, &self.processes)?);
+        }
+        self.loaded.as_mut().ok_or_else(|| "cannot load an extension".to_owned())
+    }
+
+    /// Returns whether this user may do everything with extensions.
+    pub(super) fn is_privileged(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.owner
     }
 
     /// Removes a tracee that has ended, or could not join.
