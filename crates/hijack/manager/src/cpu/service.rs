@@ -216,8 +216,11 @@ impl CpuService {
             if served.account.is_none() && !second {
                 continue;
             }
-            if second || (scan && !served.tree.is_unchanged()) {
+            if (second || scan) && !served.tree.is_unchanged() {
                 served.scan();
+            }
+            if second {
+                served.check();
             }
             let used = served.tree.used();
             served.used = used;
@@ -340,11 +343,16 @@ impl Served {
         }
     }
 
-    /// Looks for new threads, and for those that somebody else has changed.
+    /// Looks for new threads.
     fn scan(&mut self) {
         for thread in self.tree.scan() {
             self.apply_to(thread);
         }
+        self.check();
+    }
+
+    /// Looks for threads that somebody else has changed.
+    fn check(&mut self) {
         if let Some(group) = &self.group {
             // A member's children are members; what was moved away comes back.
             self.failures += self.tree.processes().filter(|pid| group.add(*pid).is_err()).count() as u64;

@@ -1,7 +1,7 @@
 //! The processes and threads of a tracee, and the time that they used.
 //!
 //! The kernel has no clock for a tree of processes, and no notice of a fork without privilege. So the tree is read from
-//! `/proc/PID/task/TID/children` every tenth tick, all of it once a second and in between only where a few reads show a change; what lives for less than that is not charged. A process whose parent has ended stays
+//! `/proc/PID/task/TID/children` every tenth tick, where a few reads of files that stay open show a change; what lives for less than that is not charged. A process whose parent has ended stays
 //! in the tree for as long as its pidfd says that it lives.
 
 use std::fs::{self, File};
@@ -31,26 +31,50 @@ struct Watch {
     /// `/proc/PID/task`, and how many links it had: two more than threads.
     task: File,
     links: u64,
+    threads: Vec<i32>,
     /// The files of children, of each thread, and what they held.
     children: Vec<(File, Vec<u8>)>,
+    /// The files of how long each thread waited; `None` where the kernel has none.
+    waited: Option<Vec<File>>,
 }
 
 /// How many threads are watched.
 const MOST_WATCHED: usize = 16;
 
 impl Watch {
-    fn new(pid: i32, threads: &[i32]) -> Option<Self> {
+    /// Begins to watch. Links are counted before threads are listed, and what is known of children is what the files held: whatever
+    /// happens in between shows as a change.
+    fn new(pid: i32) -> Option<Self> {
+        let task = File::open(format!("/proc/{pid}/task")).ok()?;
+        let links = rustix::fs::fstat(&task).ok()?.st_nlink;
+        let threads = threads(pid);
         if threads.len() > MOST_WATCHED {
             return None;
         }
-        let task = File::open(format!("/proc/{pid}/task")).ok()?;
-        let links = rustix::fs::fstat(&task).ok()?.st_nlink;
-        let open = |thread: &i32| {
-            let file = File::open(format!("/proc/{pid}/task/{thread}/children")).ok()?;
+        let file = |thread: &i32, name: &str| File::open(format!("/proc/{pid}/task/{thread}/{name}")).ok();
+        let children = |thread: &i32| {
+            let file = file(thread, "children")?;
             let text = Self::read(&file)?;
             Some((file, text))
         };
-        Some(Self { task, links, children: threads.iter().map(open).collect::<Option<_>>()? })
+        let children = threads.iter().map(children).collect::<Option<_>>()?;
+        let waited = threads.iter().map(|thread| file(thread, "schedstat")).collect();
+        Some(Self { task, links, threads, children, waited })
+    }
+
+    /// Returns the children that there were.
+    fn children(&self) -> Vec<i32> {
+        self.children.iter().flat_map(|(_, text)| numbers(&String::from_utf8_lossy(text))).collect()
+    }
+
+    /// Returns how long the threads waited for a CPU so far; `None` where the kernel does not count that.
+    fn waited(&self) -> Option<u64> {
+        // A thread that has ended has no text any more.
+        let of_thread = |file: &File| {
+            let text = Self::read(file).unwrap_or_default();
+            waited(&String::from_utf8_lossy(&text)).unwrap_or(0)
+        };
+        Some(self.waited.as_ref()?.iter().map(of_thread).fold(0, u64::saturating_add))
     }
 
     /// The text of a file; `None` where it is long.
@@ -106,16 +130,21 @@ impl Tree {
         let mut index = 0;
         while index < self.processes.len() {
             let pid = self.processes[index].pid;
-            let threads = threads(pid);
+            let watch = Watch::new(pid);
+            let (threads, children) = match &watch {
+                Some(watch) => (watch.threads.clone(), watch.children()),
+                None => {
+                    let threads = threads(pid);
+                    let children = threads.iter().flat_map(|thread| children(pid, *thread)).collect();
+                    (threads, children)
+                }
+            };
             let known = std::mem::take(&mut self.processes[index].threads);
             new.extend(threads.iter().filter(|thread| !known.contains(thread)));
-            for thread in &threads {
-                for child in children(pid, *thread) {
-                    self.add(child, &mut new);
-                }
+            for child in children {
+                self.add(child, &mut new);
             }
-            // Opened after the children were read: one that is made between is found by the next scan of all.
-            self.processes[index].watch = Watch::new(pid, &threads);
+            self.processes[index].watch = watch;
             self.processes[index].threads = threads;
             index += 1;
         }
@@ -160,10 +189,14 @@ impl Tree {
     pub(super) fn waited(&self) -> Option<u64> {
         let mut sum = 0_u64;
         for process in &self.processes {
+            if let Some(waited) = process.watch.as_ref().and_then(Watch::waited) {
+                sum = sum.saturating_add(waited);
+                continue;
+            }
             for thread in &process.threads {
                 let path = format!("/proc/{}/task/{thread}/schedstat", process.pid);
                 match fs::read_to_string(path) {
-                    Ok(text) => sum = sum.saturating_add(text.split(' ').nth(1)?.parse().ok()?),
+                    Ok(text) => sum = sum.saturating_add(waited(&text)?),
                     Err(error)
                         if self.processes.len() == 1 && error.kind() == std::io::ErrorKind::NotFound =>
                     {
@@ -199,7 +232,16 @@ fn threads(pid: i32) -> Vec<i32> {
 /// Returns the children that a thread started; none on kernels without this file.
 fn children(pid: i32, thread: i32) -> Vec<i32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    numbers(&text)
+}
+
+fn numbers(text: &str) -> Vec<i32> {
     text.split_whitespace().filter_map(|child| child.parse().ok()).take(MOST_PROCESSES).collect()
+}
+
+/// Returns how long a thread waited for a CPU, which is the second number of its `schedstat`.
+fn waited(schedstat: &str) -> Option<u64> {
+    schedstat.split(' ').nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
