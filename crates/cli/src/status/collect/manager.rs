@@ -95,6 +95,7 @@ mod tests {
             pid: 99,
             name: "encoder".to_owned(),
             threads: 4,
+            followed: true,
             target: 40_000_000,
             period: 400_000_000,
             used: 1_000_000,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::account::{Account, Reservation};
 use super::admission::Masks;
-use super::mechanism::{Group, Mechanism, PREFIX};
+use super::mechanism::{Group, Mechanism, PREFIX, dissolve};
 use super::plan::{Level, Need, plan};
 use super::tree::Tree;
 use crate::attributes::{Change, Table, Topic, TraceeId};
@@ -37,6 +37,8 @@ struct Served {
     original: Scheduling,
     mechanism: Mechanism,
     group: Option<Group>,
+    /// The group that shows all its processes, if that is another one.
+    around: Option<Group>,
     account: Option<Account>,
     level: Level,
     /// Its clock in this tick.
@@ -59,6 +61,8 @@ pub struct CpuReport {
     pub name: String,
     /// Its processes and threads.
     pub threads: usize,
+    /// Whether a control group shows all its processes: else one whose parent ended within 100 ms may be missed.
+    pub followed: bool,
     /// Its target; 0 without reservation.
     pub target: u64,
     /// Its period; 0 without reservation.
@@ -132,6 +136,7 @@ impl CpuService {
             original,
             mechanism: Mechanism::Measure,
             group: None,
+            around: None,
             account: None,
             level: Level::Free,
             used: 0,
@@ -141,6 +146,7 @@ impl CpuService {
             failures: 0,
         };
         served.choose(&self.allowed, tracee);
+        served.follow(tracee);
         served.set(Level::Free, true);
         self.masks.set(tracee, affinity(pid));
         let mechanism = served.mechanism;
@@ -222,6 +228,9 @@ impl CpuService {
             if second {
                 served.check();
             }
+            if second || scan {
+                served.tree.settle();
+            }
             let used = served.tree.used();
             served.used = used;
             if second {
@@ -278,6 +287,7 @@ impl CpuService {
                 pid: served.pid,
                 name: served.name.clone(),
                 threads: served.tree.threads().count(),
+                followed: served.tree.is_followed(),
                 target: reservation.map_or(0, |reservation| reservation.target),
                 period: reservation.map_or(0, |reservation| reservation.period),
                 used: account.map_or(0, |account| account.used(used)),
@@ -315,6 +325,22 @@ impl Served {
                 self.mechanism = *mechanism;
                 return;
             }
+        }
+    }
+
+    /// Has a control group show which processes there are, where one can be made.
+    fn follow(&mut self, tracee: TraceeId) {
+        let files = self.group.as_ref().and_then(Group::files).or_else(|| {
+            let name = format!("{PREFIX}{}-{}", std::process::id(), tracee.0);
+            let group = Group::around(self.pid, &name).ok()?;
+            // Those that end meanwhile are no members.
+            self.tree.processes().for_each(|pid| drop(group.add(pid)));
+            let files = group.files()?;
+            self.around = Some(group);
+            Some(files)
+        });
+        if let Some(files) = files {
+            self.tree.follow(files);
         }
     }
 
@@ -395,6 +421,7 @@ fn without_manager(found: Scheduling, nice: i32) -> Scheduling {
 pub(crate) fn release(pid: i32, nice: i32) {
     let Some(tree) = Tree::new(pid) else { return };
     crate::net::release(tree.processes());
+    dissolve(pid);
     for thread in tree.threads() {
         if let Ok(found) = scheduling::get(thread)
             && found != without_manager(found, nice)

@@ -90,10 +90,42 @@ impl Watch {
     }
 }
 
+/// What a control group around the tracee shows: its processes, whoever their parents are, and the time of all that ever were.
+#[derive(Debug)]
+struct Members {
+    processes: File,
+    /// What that file held.
+    text: Vec<u8>,
+    used: File,
+    /// What the tree had used when the group had used nothing.
+    begin: i128,
+}
+
+/// How many bytes of a list of members are read.
+const LONGEST: usize = 8192;
+
+impl Members {
+    fn read(file: &File) -> Option<Vec<u8>> {
+        let mut buffer = vec![0; LONGEST];
+        let length = file.read_at(&mut buffer, 0).ok()?;
+        buffer.truncate(length);
+        Some(buffer)
+    }
+
+    /// Returns the time that all members used, in nanoseconds; those that run now are charged up to their last tick.
+    fn used(&self) -> Option<i128> {
+        let text = Self::read(&self.used)?;
+        let text = String::from_utf8_lossy(&text);
+        let micros: i128 = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
+        Some(micros * 1000)
+    }
+}
+
 /// A tracee's tree.
 #[derive(Debug)]
 pub(super) struct Tree {
     processes: Vec<Process>,
+    members: Option<Members>,
     /// The time of those that have ended, less what the first process had used when it joined.
     ended: i128,
 }
@@ -103,7 +135,7 @@ impl Tree {
     pub(super) fn new(root: i32) -> Option<Self> {
         let used = process_cpu_time(root).ok()?;
         let first = Process { pid: root, pidfd: None, used, threads: vec![root], watch: None };
-        let mut tree = Self { processes: vec![first], ended: -i128::from(used) };
+        let mut tree = Self { processes: vec![first], members: None, ended: -i128::from(used) };
         tree.scan();
         Some(tree)
     }
@@ -119,14 +151,48 @@ impl Tree {
         u64::try_from(sum.max(0)).unwrap_or(0)
     }
 
+    /// Follows the members of a control group, in which all known processes are; these are its `cgroup.procs` and `cpu.stat`.
+    pub(super) fn follow(&mut self, (processes, used): (File, File)) {
+        let mut members = Members { processes, text: Vec::new(), used, begin: 0 };
+        let so_far = members.used().unwrap_or(0);
+        members.begin = i128::from(self.used()) - so_far;
+        self.members = Some(members);
+    }
+
+    /// Returns whether a group shows all processes.
+    pub(super) fn is_followed(&self) -> bool {
+        self.members.is_some()
+    }
+
+    /// Charges what members used that were never found, since they lived for less than passes between two scans: after a scan, so that
+    /// whoever lives is known.
+    pub(super) fn settle(&mut self) {
+        let Some(all) = self.members.as_ref().and_then(|members| Some(members.begin + members.used()?))
+        else {
+            return;
+        };
+        let known = i128::from(self.used());
+        self.ended += (all - known).max(0);
+    }
+
     /// Returns whether a scan would find what the last one found, as far as a few reads show.
     pub(super) fn is_unchanged(&self) -> bool {
+        let same = |members: &Members| Members::read(&members.processes).as_ref() == Some(&members.text);
+        if !self.members.as_ref().is_none_or(same) {
+            return false;
+        }
         self.processes.iter().all(|process| process.watch.as_ref().is_some_and(Watch::is_unchanged))
     }
 
     /// Reads which processes and threads there are; returns the threads that are new.
     pub(super) fn scan(&mut self) -> Vec<i32> {
         let mut new = Vec::new();
+        if let Some(members) = &mut self.members {
+            members.text = Members::read(&members.processes).unwrap_or_default();
+            for pid in numbers(&String::from_utf8_lossy(&members.text)) {
+                self.add(pid, &mut new);
+            }
+        }
         let mut index = 0;
         while index < self.processes.len() {
             let pid = self.processes[index].pid;
