@@ -43,7 +43,7 @@ fn drop_below(threshold: u32) -> [sock_filter; LENGTH] {
 /// `EPERM` where the socket's filter is locked; those of setsockopt(2).
 pub fn drop_randomly(socket: BorrowedFd<'_>, threshold: u32) -> Result<()> {
     let mut program = drop_below(threshold);
-    let description = sock_fprog { len: LENGTH as u16, filter: program.as_mut_ptr() };
+    let description = sock_fprog { len: LENGTH.try_into().unwrap_or(0), filter: program.as_mut_ptr() };
     set(socket, libc::SO_ATTACH_FILTER, &description)
 }
 
