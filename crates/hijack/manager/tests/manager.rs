@@ -408,8 +408,17 @@ fn bad_values_are_refused_and_change_nothing() {
     };
     assert!(set("cpu.speed", "1").contains("cannot find attribute class \"cpu.speed\""));
     assert!(set("net.share", "101%").contains("the range is 0% to 100%"));
-    if !is_root() {
-        assert!(set("cpu.missed", "0").contains("cannot set cpu.missed of tracee"));
+    // Its own user runs the manager, and may; another one may not.
+    if is_root() {
+        let theirs = Program::start_as(SLEEP, NOBODY);
+        let client = client_as(&manager.socket, NOBODY);
+        let request = Request::Join { name: "x".into(), values: vec![], journal: None, former_nice: None };
+        client.ask_with(&request, &[theirs.pidfd().as_fd()]).unwrap();
+        for class in ["cpu.missed", "cpu.order"] {
+            let values = vec![(class.to_owned(), "1".to_owned())];
+            let said = refusal(client.ask(&Request::Set { tracee: None, values }));
+            assert!(said.contains(&format!("cannot set {class} of tracee")), "{said}");
+        }
     }
     assert_eq!(manager.status().tracees[0].target, 40_000_000);
     // A process joins once.

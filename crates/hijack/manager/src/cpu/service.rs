@@ -24,6 +24,7 @@ const SECOND: u64 = 1_000_000_000;
 struct Indices {
     target: usize,
     period: usize,
+    order: usize,
     used: usize,
     missed: usize,
 }
@@ -41,6 +42,8 @@ struct Served {
     around: Option<Group>,
     account: Option<Account>,
     level: Level,
+    /// The order that somebody decided: it holds until the target is reached, or the period ends.
+    order: u32,
     /// Its clock in this tick.
     used: u64,
     /// Its clock when this second began, and the part of a CPU, in thousandths, that it had in seconds before.
@@ -109,6 +112,7 @@ impl CpuService {
         let indices = Indices {
             target: index("cpu.target")?,
             period: index("cpu.period")?,
+            order: index("cpu.order")?,
             used: index("cpu.used")?,
             missed: index("cpu.missed")?,
         };
@@ -139,6 +143,7 @@ impl CpuService {
             around: None,
             account: None,
             level: Level::Free,
+            order: 0,
             used: 0,
             second: 0,
             history: VecDeque::new(),
@@ -179,6 +184,11 @@ impl CpuService {
 
     /// Acts on attributes that were set.
     pub(crate) fn apply(&mut self, changes: &[Change], table: &Table) {
+        for change in changes.iter().filter(|change| change.class == self.indices.order) {
+            if let Some(served) = self.served.get_mut(&change.tracee) {
+                served.order = u32::try_from(change.after).unwrap_or(0);
+            }
+        }
         let about = |change: &&Change| [self.indices.target, self.indices.period].contains(&change.class);
         let mut tracees: Vec<TraceeId> = changes.iter().filter(about).map(|change| change.tracee).collect();
         tracees.dedup();
@@ -238,7 +248,13 @@ impl CpuService {
             }
             let Some(account) = &mut served.account else { continue };
             let tree = &served.tree;
-            if let Some(ended) = account.advance(now, used, || tree.waited())
+            let ended = account.advance(now, used, || tree.waited());
+            // Whoever decides the order decides again then; without that, deadlines do.
+            if served.order != 0 && (ended.is_some() || !account.is_below(used)) {
+                served.order = 0;
+                table.record(*tracee, self.indices.order, 0);
+            }
+            if let Some(ended) = ended
                 && ended.missed > 0
             {
                 let lack = i64::try_from(ended.lack).unwrap_or(i64::MAX);
@@ -259,9 +275,10 @@ impl CpuService {
     fn decide(&mut self) {
         let need = |served: &Served| match &served.account {
             Some(account) => {
-                Need { below: Some(account.is_below(served.used)), deadline: account.deadline() }
+                let below = Some(account.is_below(served.used));
+                Need { below, deadline: account.deadline(), order: served.order }
             }
-            None => Need { below: None, deadline: 0 },
+            None => Need { below: None, deadline: 0, order: 0 },
         };
         let needs: Vec<Need> = self.served.values().map(need).collect();
         let levels = plan(&needs);
