@@ -8,7 +8,12 @@ use anyhow::Context as _;
 use orrery_hijack::policy::Manager;
 pub(crate) use orrery_manager::command::Arguments;
 use orrery_manager::command::{cpu_share, execute_server};
-use orrery_manager::join::{Joining, join, start_keeper};
+use orrery_manager::join::{Joined, Joining, join, start_keeper};
+use orrery_manager::load;
+use orrery_manager::protocol::{Reply, Request};
+
+/// The class of shares of packets.
+const PACKETS: &str = "net.share";
 
 /// How a program is to be served.
 #[derive(clap::Args)]
@@ -18,6 +23,16 @@ pub(crate) struct Options {
     /// runs
     #[arg(long, value_name = "TARGET/PERIOD", value_parser = share)]
     cpu: Option<Share>,
+
+    /// Have this part of the program's UDP packets never dropped early in an overload, and before others' packets with lower shares;
+    /// starts a manager if none runs
+    #[arg(long, value_name = "SHARE")]
+    net: Option<String>,
+
+    /// Load the extension of this manifest into the manager, with the rights of the program's user to this program; starts a manager
+    /// if none runs
+    #[arg(long, value_name = "MANIFEST")]
+    extension: Vec<PathBuf>,
 
     /// Join the manager at this socket, and no other
     #[arg(long, value_name = "SOCKET")]
@@ -73,7 +88,11 @@ impl Options {
             (None, None) => {}
         }
         let socket = self.manager.clone().or(section.socket);
-        if values.is_empty() && socket.is_none() && journal.is_none() {
+        if let Some(share) = &self.net {
+            values.retain(|(class, _)| class != PACKETS);
+            values.push((PACKETS.to_owned(), share.clone()));
+        }
+        if values.is_empty() && socket.is_none() && journal.is_none() && self.extension.is_empty() {
             return Ok(());
         }
         let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
@@ -83,8 +102,22 @@ impl Options {
         if let Some(how) = consequence(joined.mechanism).filter(|_| reserves) {
             eprintln!("orrery: CPU time of process {pid} by {}: {how}", joined.mechanism.name());
         }
+        if joining.values.iter().any(|(class, _)| class == PACKETS)
+            && let Some(reason) = refused(&joined)
+        {
+            eprintln!("orrery: packets of process {pid} are delivered as ever: {reason}");
+        }
+        for manifest in &self.extension {
+            load(&joined.client, manifest)?;
+        }
         start_keeper(joined, &joining, pid).context("cannot start the process that stays with the tracee")
     }
+}
+
+/// Returns why the manager cannot give the tracee its share of packets.
+fn refused(joined: &Joined) -> Option<String> {
+    let Ok(Reply::Status(status)) = joined.client.ask(&Request::Status) else { return None };
+    status.packets.into_iter().find(|packets| packets.tracee == joined.tracee)?.refused
 }
 
 /// Returns what it means that there was no better way.

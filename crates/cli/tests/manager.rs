@@ -92,7 +92,7 @@ fn a_program_runs_with_its_share_and_as_itself() {
     let pid = child.id();
     eventually("it has joined", || scene.status()["tracees"][0]["pid"] == pid);
     let status = scene.status();
-    assert_eq!(status["schema"], 1);
+    assert_eq!(status["schema"], 2);
     let tracee = &status["tracees"][0];
     assert_eq!((tracee["name"].as_str(), tracee["target"].as_u64()), (Some("sh"), Some(20_000_000)));
     let number = tracee["tracee"].to_string();
@@ -169,6 +169,40 @@ fn a_policy_names_share_and_manager() {
     assert!(text(&output.stderr).contains("cannot set net.share to 500%"), "{output:?}");
     let output = scene.output(&["trace", "--policy", &policy, "--", "true"]);
     assert!(text(&output.stderr).contains("cannot honour [manager]"), "{output:?}");
+}
+
+/// A module that handles events by doing nothing: a type, a function, its export as `event`, its body.
+const IDLE: &[u8] = b"\0asm\x01\0\0\0\x01\x08\x01\x60\x04\x7f\x7e\x7e\x7e\0\x03\x02\x01\0\x07\x09\x01\x05event\0\0\x0a\x04\x01\x02\0\x0b";
+
+#[test]
+fn a_program_has_a_share_of_packets_and_an_extension() {
+    if facility::is_missing() {
+        return;
+    }
+    let scene = Scene::new(Some("measure"));
+    fs::write(scene.directory.path().join("idle.wasm"), IDLE).unwrap();
+    let manifest = scene.file("idle.toml", "[extension]\nname = 'idle'\nmodule = 'idle.wasm'\nfuel = 10\n");
+    let words = ["run", "--net", "30%", "--extension", &manifest, "--", "sh", "-c", "read x; exit 5"];
+    let mut child = child_of(scene.orrery().args(words));
+    eventually("it has joined", || scene.status()["packets"][0]["share"] == 300_000);
+    let extensions = || -> serde_json::Value {
+        let output = scene.output(&["manager", "extensions", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    eventually("its extension runs", || extensions()["extensions"][0]["name"] == "idle");
+    assert_eq!(extensions()["extensions"][0]["tracee"], scene.status()["tracees"][0]["tracee"]);
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+    eventually("it ends with the program", || extensions()["extensions"][0]["ended"].is_string());
+    // What is refused is not started.
+    for (option, value, reason) in [
+        ("--net", "200%", "cannot set net.share to 200%: the range is 0% to 100%"),
+        ("--extension", "/missing.toml", "cannot read /missing.toml"),
+    ] {
+        let output = scene.output(&["run", option, value, "--", "echo", "started"]);
+        assert!(text(&output.stderr).contains(reason) && output.stdout.is_empty(), "{output:?}");
+        assert_eq!(output.status.code(), Some(1));
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Where the calling process stands in the control group hierarchies (cgroups(7)).
+//! Where a process stands in the control group hierarchies (cgroups(7)).
 //!
 //! Reads and parses text, so unlike the rest of this crate it allocates.
 
@@ -7,8 +7,17 @@ use std::path::{Path, PathBuf};
 
 /// Returns the directory of this process' control group, for a version 1 controller or for version 2 (`None`).
 pub fn own_group(controller: Option<&str>) -> Option<PathBuf> {
+    group("self", controller)
+}
+
+/// Returns the directory of a process' control group, under this process' own mounts.
+pub fn group_of(pid: i32, controller: Option<&str>) -> Option<PathBuf> {
+    group(&pid.to_string(), controller)
+}
+
+fn group(process: &str, controller: Option<&str>) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     locate(&mounts, &groups, controller)
 }
 
@@ -55,5 +64,15 @@ mod tests {
         assert_eq!(at(Some("memory")), Some("/sys/fs/cgroup/memory/inner".into()));
         assert_eq!(at(Some("pids")), None);
         assert_eq!(at(None), Some("/sys/fs/cgroup/unified/user.slice/a:b".into()));
+    }
+
+    #[test]
+    fn a_child_is_in_the_group_of_its_parent() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        for controller in [None, Some("cpu"), Some("cpuacct")] {
+            assert_eq!(group_of(child.id().cast_signed(), controller), own_group(controller));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

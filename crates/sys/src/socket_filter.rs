@@ -8,7 +8,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::ptrace::{
-    BPF_ABS, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter, sock_fprog,
+    BPF_ABS, BPF_IMM, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter, sock_fprog,
 };
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
@@ -18,11 +18,17 @@ use crate::{Error, Result};
 /// The offset of the kernel's own values, `SKF_AD_OFF`, and of a random number among them, `SKF_AD_RANDOM`.
 const RANDOM: u32 = (-0x1000_i32).cast_unsigned() + 56;
 
-/// Returns a load of a random word, a jump past the drop, the drop, and the whole packet.
-fn drop_below(threshold: u32) -> [sock_filter; 4] {
+/// What the first instruction loads, to no effect: by it a filter of this module is told from a program's own.
+const MARK: u32 = u32::from_be_bytes(*b"orry");
+/// How many instructions a filter of this module has.
+const LENGTH: usize = 5;
+
+/// Returns the mark, a load of a random word, a jump past the drop, the drop, and the whole packet.
+fn drop_below(threshold: u32) -> [sock_filter; LENGTH] {
     let instruction =
         |code: u32, jt: u8, k: u32| sock_filter { code: u16::try_from(code).unwrap_or(0), jt, jf: 0, k };
     [
+        instruction(BPF_LD | BPF_IMM, 0, MARK),
         instruction(BPF_LD | BPF_W | BPF_ABS, 0, RANDOM),
         instruction(BPF_JMP | BPF_JGE | BPF_K, 1, threshold),
         instruction(BPF_RET | BPF_K, 0, 0),
@@ -37,8 +43,55 @@ fn drop_below(threshold: u32) -> [sock_filter; 4] {
 /// `EPERM` where the socket's filter is locked; those of setsockopt(2).
 pub fn drop_randomly(socket: BorrowedFd<'_>, threshold: u32) -> Result<()> {
     let mut program = drop_below(threshold);
-    let description = sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    let description = sock_fprog { len: LENGTH.try_into().unwrap_or(0), filter: program.as_mut_ptr() };
     set(socket, libc::SO_ATTACH_FILTER, &description)
+}
+
+/// The filter that a socket has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// None.
+    None,
+    /// One of [`drop_randomly`], with this threshold.
+    Dropping(u32),
+    /// Another one, of the classic or the extended kind.
+    Other,
+}
+
+/// Returns which filter a socket has.
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub fn attached(socket: BorrowedFd<'_>) -> Result<Attached> {
+    let empty = || sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
+    let mut program: [sock_filter; LENGTH] = std::array::from_fn(|_| empty());
+    // Of this option the length counts instructions.
+    let mut length = libc::socklen_t::try_from(LENGTH).unwrap_or(0);
+    let fd = socket.as_raw_fd();
+    // SAFETY: the kernel writes at most as many instructions as the length says, for which the array has room, and the length.
+    let found = unsafe {
+        syscall!(
+            Sysno::getsockopt,
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_GET_FILTER,
+            program.as_mut_ptr(),
+            &raw mut length
+        )
+    };
+    match found {
+        Ok(_) if length == 0 => Ok(Attached::None),
+        Ok(_) => {
+            let threshold = program[2].k;
+            let same =
+                |(a, b): (&sock_filter, &sock_filter)| (a.code, a.jt, a.jf, a.k) == (b.code, b.jt, b.jf, b.k);
+            let ours = length as usize == LENGTH && program.iter().zip(&drop_below(threshold)).all(same);
+            Ok(if ours { Attached::Dropping(threshold) } else { Attached::Other })
+        }
+        // A longer one, and one of the extended kind, which cannot be read.
+        Err(syscalls::Errno::EINVAL | syscalls::Errno::EACCES) => Ok(Attached::Other),
+        Err(e) => Err(Error::raw("getsockopt SO_GET_FILTER", usize::try_from(fd).unwrap_or(0), e)),
+    }
 }
 
 /// Removes the socket's filter.
@@ -153,6 +206,29 @@ mod tests {
         remove(pair.0.as_fd()).unwrap();
         assert_eq!(remove(pair.0.as_fd()).unwrap_err().errno, Errno::NOENT);
         assert_eq!(delivered(&pair, 500), 500);
+    }
+
+    #[test]
+    fn a_filter_of_ours_is_told_from_others() {
+        let (to, _from) = pair();
+        let found = || attached(to.as_fd()).unwrap();
+        assert_eq!(found(), Attached::None);
+        for threshold in [0, 1, u32::MAX / 3, u32::MAX] {
+            drop_randomly(to.as_fd(), threshold).unwrap();
+            assert_eq!(found(), Attached::Dropping(threshold));
+        }
+        for length in [1, 4, LENGTH, 9] {
+            // Only the last instruction counts: it takes the whole packet.
+            let all =
+                || sock_filter { code: u16::try_from(BPF_RET | BPF_K).unwrap(), jt: 0, jf: 0, k: u32::MAX };
+            let mut program: Vec<sock_filter> = (0..length).map(|_| all()).collect();
+            let description =
+                sock_fprog { len: u16::try_from(length).unwrap(), filter: program.as_mut_ptr() };
+            set(to.as_fd(), libc::SO_ATTACH_FILTER, &description).unwrap();
+            assert_eq!(found(), Attached::Other, "{length} instructions");
+        }
+        remove(to.as_fd()).unwrap();
+        assert_eq!(found(), Attached::None);
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl<H: Host> Extensions<H> {
             instance: Some(instance),
             incarnation: 0,
             by,
-            rate: rate(manifest),
+            rate: manifest.fuel_per_second(),
             memory: manifest.memory,
             allowance: Allowance::new(manifest.events, period, self.host.clock()),
             queue: Queue::new(manifest.queue),
@@ -214,7 +214,7 @@ impl<H: Host> Extensions<H> {
         let sums = [
             ("the number", self.loaded.len() as u64 + 1, self.limits.extensions as u64),
             ("the memory in bytes", (memory + manifest.memory) as u64, self.limits.memory as u64),
-            ("the operations in a second", fuel.saturating_add(rate(manifest)), self.limits.fuel),
+            ("the operations in a second", fuel.saturating_add(manifest.fuel_per_second()), self.limits.fuel),
         ];
         match sums.into_iter().find(|(_, sum, limit)| sum > limit) {
             Some((what, sum, limit)) => Err(LoadError::Sum { name: manifest.name.clone(), what, sum, limit }),
@@ -285,10 +285,4 @@ impl<H: Host> Drop for Extensions<H> {
             self.host.unsubscribe(*id);
         }
     }
-}
-
-/// Returns the operations in a second that a manifest reserves.
-fn rate(manifest: &Manifest) -> u64 {
-    let in_period = u128::from(manifest.fuel) * u128::from(manifest.events);
-    u64::try_from(in_period * 1_000_000_000 / manifest.period.as_nanos().max(1)).unwrap_or(u64::MAX)
 }

@@ -98,6 +98,13 @@ struct Entry {
 type Fault = (usize, String);
 
 impl Manifest {
+    /// Returns the operations in a second that it reserves.
+    #[must_use]
+    pub fn fuel_per_second(&self) -> u64 {
+        let in_period = u128::from(self.fuel) * u128::from(self.events);
+        u64::try_from(in_period * 1_000_000_000 / self.period.as_nanos().max(1)).unwrap_or(u64::MAX)
+    }
+
     /// Parses a manifest; `name` is what its errors call the text.
     ///
     /// # Errors

@@ -17,8 +17,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::attributes::{Classes, Permission};
 use crate::client::{Client, default_socket};
 use crate::cpu::Mechanism;
+use crate::extensions::load;
 use crate::join::{Joining, keep};
-use crate::protocol::{Reply, Request, Status};
+use crate::protocol::{ExtensionReport, Reply, Request, Status};
 use crate::server::Settings;
 
 /// Serve and inspect attributes of running programs: guaranteed shares of CPU time, and others
@@ -42,6 +43,12 @@ enum Command {
     Get(GetArguments),
     /// Set attributes of a tracee
     Set(SetArguments),
+    /// Load an extension into a manager that runs; print its number
+    Load(LoadArguments),
+    /// Unload an extension
+    Unload(UnloadArguments),
+    /// List the extensions that this user has loaded
+    Extensions(StatusArguments),
     /// Show in 16 seconds what a manager does: three programs with targets beside one that takes all it gets
     Demo(demo::Arguments),
     /// Stay with a tracee; for `orrery run`
@@ -85,6 +92,9 @@ struct ServeArguments {
     /// Run the extension of this manifest in the manager
     #[arg(long, value_name = "MANIFEST")]
     extension: Vec<PathBuf>,
+    /// Let each ordinary user load so many extensions, which have the rights of that user's connections
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=32))]
+    user_extensions: u8,
     /// Ignore /proc/pressure
     #[arg(long)]
     no_pressure: bool,
@@ -137,6 +147,22 @@ struct SetArguments {
     /// Values, all of which are set or none
     #[arg(required = true, value_name = "CLASS=VALUE", value_parser = pair)]
     values: Vec<(String, String)>,
+}
+
+#[derive(Debug, Args)]
+struct LoadArguments {
+    #[command(flatten)]
+    socket: SocketArgument,
+    /// Manifest of the extension
+    manifest: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct UnloadArguments {
+    #[command(flatten)]
+    socket: SocketArgument,
+    /// Number of the extension, as `orrery manager extensions` prints it
+    number: u64,
 }
 
 #[derive(Debug, Args)]
@@ -221,6 +247,15 @@ pub fn run(arguments: Arguments, serve: impl FnOnce(Settings) -> Result<()>) -> 
             connect(&arguments.socket)?.ask(&request)?;
             Ok(())
         }
+        Command::Load(arguments) => {
+            let number = load(&connect(&arguments.socket)?, &arguments.manifest)?;
+            Ok(writeln!(io::stdout(), "{number}")?)
+        }
+        Command::Unload(arguments) => {
+            connect(&arguments.socket)?.ask(&Request::Unload { number: arguments.number })?;
+            Ok(())
+        }
+        Command::Extensions(arguments) => print_extensions(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Keep(arguments) => keep_tracee(arguments),
     }
@@ -255,6 +290,7 @@ fn settings(arguments: ServeArguments) -> Result<Settings> {
         realtime: !arguments.no_realtime,
         pressure: !arguments.no_pressure,
         extensions: arguments.extension,
+        user_extensions: arguments.user_extensions.into(),
     })
 }
 
@@ -288,6 +324,36 @@ fn print_status(arguments: &StatusArguments) -> Result<()> {
     }
     write!(out, "{}", top::summary(&status))?;
     Ok(write!(out, "{}", top::table(&status, 20, io::stdout().is_terminal()))?)
+}
+
+fn print_extensions(arguments: &StatusArguments) -> Result<()> {
+    let Reply::Extensions(all) = connect(&arguments.socket)?.ask(&Request::Extensions)? else {
+        bail!("cannot read the reply")
+    };
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        let report = serde_json::json!({ "schema": crate::protocol::SCHEMA, "extensions": all });
+        return Ok(writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?);
+    }
+    writeln!(
+        out,
+        "{:>16} {:<16} {:>8} {:>6} {:>10} {:>8} {:>8}  STATE",
+        "NUMBER", "NAME", "USER", "TRACEE", "HANDLED", "FAILURES", "DROPPED"
+    )?;
+    for ExtensionReport { number, name, uid, tracee, handled, failures, dropped, message, ended, .. } in all {
+        let tracee = tracee.map_or_else(|| "-".to_owned(), |tracee| tracee.to_string());
+        let name: String = name.chars().take(16).collect();
+        let state = match &ended {
+            Some(reason) => format!("ended: {reason}"),
+            None => format!("runs  {message}"),
+        };
+        let state = state.trim_end();
+        writeln!(
+            out,
+            "{number:>16} {name:<16} {uid:>8} {tracee:>6} {handled:>10} {failures:>8} {dropped:>8}  {state}"
+        )?;
+    }
+    Ok(())
 }
 
 fn print_classes(arguments: &ClassesArguments) -> Result<()> {

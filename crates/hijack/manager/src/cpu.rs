@@ -27,3 +27,4 @@ pub(crate) use admission::{Admit, Masks};
 pub use mechanism::Mechanism;
 pub use service::CpuReport;
 pub(crate) use service::{CpuService, release};
+pub(crate) use tree::lives;

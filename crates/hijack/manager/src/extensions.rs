@@ -8,21 +8,25 @@
 //! | `event`, with or without `of` | emits an event of topic `custom`: 4 bytes of number and 8 of value | emit |
 //! | `owner` | a line in the manager's log | emit |
 //!
-//! An event's value is passed as `value`, its number as `detail`. Extensions are loaded when the manager starts, and act with the
-//! rights of the user who runs it, as far as their manifests ask for them.
+//! An event's value is passed as `value`, its number as `detail`. Extensions that are loaded when the manager starts act with the
+//! rights of the user who runs it, as far as their manifests ask for them; those that a connection loads, with the rights of that
+//! connection, and they have no line in the manager's log.
 
 mod host;
+mod loading;
 mod object;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use orrery_extension::{Extensions, Limits, LoadError, Manifest, Module};
+use orrery_extension::{Extensions, Id, Limits, LoadError, Manifest, Module, Status};
 use thiserror::Error;
 
-use crate::attributes::{Classes, Event, Table, Topic};
+use crate::attributes::{Capability, Classes, Event, Table, Topic, TraceeId};
+use crate::client::ClientError;
 use crate::server::Handler;
-use host::TableHost;
+use host::{Right, TableHost};
+pub use loading::load;
 use object::Object;
 
 /// Why an extension is not loaded.
@@ -43,6 +47,9 @@ pub enum ExtensionError {
     /// The module is wrong, or what it asks for is not granted.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The manager does not load it, or does not answer.
+    #[error(transparent)]
+    Manager(#[from] ClientError),
 }
 
 /// All extensions of a manager, as one of its handlers.
@@ -70,10 +77,54 @@ impl ExtensionHandler {
             let module = path.parent().unwrap_or(Path::new("")).join(&manifest.module);
             let bytes = std::fs::read(&module).map_err(|cause| file(&module, cause))?;
             let module = Module::compile(&manifest.name, &bytes)?;
-            let id = extensions.load(&module, &manifest, |_, request| Object::of(request, classes))?;
+            let grant = |_: &str, request: &_| Object::of(request, classes).map(Right::of_manager);
+            let id = extensions.load(&module, &manifest, grant)?;
             host.name(id, &manifest.name);
         }
         Ok(Self { host, extensions })
+    }
+
+    /// Returns one without extensions, for those that connections load.
+    pub(crate) fn for_connections(limits: Limits) -> Self {
+        let host = Arc::new(TableHost::quiet());
+        Self { extensions: Extensions::new(Arc::clone(&host), limits), host }
+    }
+
+    /// Learns of a tracee that joined before.
+    pub(crate) fn meet(&self, tracee: TraceeId, pid: i32) {
+        self.host.meet(tracee, pid.into());
+    }
+
+    /// Loads an extension that acts by a capability.
+    pub(crate) fn load_for(
+        &mut self,
+        module: &Module,
+        manifest: &Manifest,
+        by: &Arc<Capability>,
+        table: &mut Table,
+    ) -> Result<Id, LoadError> {
+        let classes = table.classes().clone();
+        let rights = table.rights(by).ok();
+        let grant = |_: &str, request: &_| Right::of_connection(Object::of(request, &classes)?, by, rights);
+        let (host, extensions) = (&self.host, &mut self.extensions);
+        let id = host.with(table, || extensions.load(module, manifest, grant))?;
+        host.name(id, &manifest.name);
+        Ok(id)
+    }
+
+    /// Unloads an extension; returns whether there was one.
+    pub(crate) fn unload(&mut self, id: Id) -> bool {
+        self.extensions.unload(id)
+    }
+
+    /// Returns the counters of an extension; `None` where it is unloaded.
+    pub(crate) fn status(&self, id: Id) -> Option<Status> {
+        self.extensions.status(id)
+    }
+
+    /// Returns what an extension that a connection has loaded logged last, or was reported of it.
+    pub(crate) fn last_message(&self, id: Id) -> String {
+        self.host.last_message(id)
     }
 }
 
@@ -88,7 +139,7 @@ impl Handler for ExtensionHandler {
 
     fn handle(&mut self, event: &Event, table: &mut Table) {
         self.host.look(event);
-        for subscriber in self.host.subscribers(event) {
+        for subscriber in self.host.subscribers(event, table) {
             let event =
                 orrery_extension::Event { time: event.time, value: event.value, detail: event.number.into() };
             self.extensions.post(subscriber, event);

@@ -41,6 +41,7 @@ mod cpu;
 pub mod experiment;
 mod extensions;
 pub mod join;
+mod net;
 mod private_manager;
 pub mod protocol;
 mod server;
@@ -51,6 +52,7 @@ pub use attributes::{
     Proposal, Rights, Scope, Subscription, Table, Topic, TraceeId,
 };
 pub use cpu::{CpuReport, Mechanism, Reservation};
-pub use extensions::{ExtensionError, ExtensionHandler};
+pub use extensions::{ExtensionError, ExtensionHandler, load};
+pub use net::PacketReport;
 pub use private_manager::PrivateManager;
 pub use server::{Handler, ServeError, Settings, serve};

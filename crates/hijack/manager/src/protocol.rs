@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::{Event, Topic};
 use crate::cpu::CpuReport;
+use crate::net::PacketReport;
 
 /// The version of these messages, and of what `--json` prints.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The longest message, in bytes.
 pub const LONGEST: usize = 128 * 1024;
@@ -56,10 +57,25 @@ pub enum Request {
         write: Vec<String>,
         /// Whether it may delegate.
         delegate: bool,
+        /// Whether it may load extensions.
+        load: bool,
     },
+    /// Load an extension that acts with the rights of this connection. Its module comes with the message, in a memfd that is sealed
+    /// against changes.
+    Load {
+        /// The text of its manifest.
+        manifest: String,
+    },
+    /// Unload an extension.
+    Unload {
+        /// The number of the extension.
+        number: u64,
+    },
+    /// Report the extensions that connections of this user have loaded; all, to the superuser and to who runs the manager.
+    Extensions,
     /// End a delegated connection's rights, and those of all that it delegated.
     Revoke {
-        /// The number of the tracee.
+        /// The number of the connection, or of the extension.
         number: u64,
     },
     /// Send events from now on.
@@ -99,6 +115,13 @@ pub enum Reply {
         /// The number of the subscription.
         number: u64,
     },
+    /// The extension runs.
+    Loaded {
+        /// The number of the extension.
+        number: u64,
+    },
+    /// The extensions.
+    Extensions(Vec<ExtensionReport>),
     /// The report.
     Status(Box<Status>),
     /// Something happened, as was asked.
@@ -110,6 +133,33 @@ pub enum Reply {
     },
     /// An error; nothing was changed.
     Failed(String),
+}
+
+/// What there is to know of an extension that a connection has loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtensionReport {
+    /// The number of the extension.
+    pub number: u64,
+    /// Its name.
+    pub name: String,
+    /// The user who loaded it.
+    pub uid: u32,
+    /// The tracee with whose connection it was loaded.
+    pub tracee: Option<u64>,
+    /// The memory that it may have, in bytes.
+    pub memory: u64,
+    /// The operations that it may use in a second.
+    pub fuel: u64,
+    /// Events that it handled.
+    pub handled: u64,
+    /// Runs that were aborted.
+    pub failures: u32,
+    /// Events that found no room in its queue.
+    pub dropped: u64,
+    /// What it logged last, or what its last run was aborted for.
+    pub message: String,
+    /// Why it is unloaded, if it is.
+    pub ended: Option<String>,
 }
 
 /// The state of a manager. Times are in nanoseconds.
@@ -145,6 +195,8 @@ pub struct Status {
     pub classes: Vec<String>,
     /// The reports of the tracees.
     pub tracees: Vec<CpuReport>,
+    /// The reports of their packets, in the same order.
+    pub packets: Vec<PacketReport>,
 }
 
 #[cfg(test)]

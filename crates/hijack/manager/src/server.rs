@@ -10,12 +10,14 @@
 //! | `connections` | who is connected, with which rights |
 //! | `requests` | what a request does |
 //! | `sources` | timers, pressure and signals as file descriptors |
+//! | `loading` | extensions that connections load |
 //! | `journal` | system calls of tracees as events |
 //! | `event_loop` | waits, and dispatches |
 
 mod connections;
 mod event_loop;
 mod journal;
+mod loading;
 mod privilege;
 mod requests;
 mod settings;

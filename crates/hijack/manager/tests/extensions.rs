@@ -89,6 +89,54 @@ fn an_extension_acts_on_a_tracee_beside_a_hostile_one() {
     assert!(!logged().contains("extension \"counts\""), "{}", logged());
 }
 
+/// An extension decides who goes first, and where it does not, or is gone, deadlines do.
+#[test]
+fn an_extension_decides_who_goes_first() {
+    if !rustix::process::geteuid().is_root() {
+        return orrery_testing::skipped!("real-time priority requires root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let manifest = extension(directory.path(), "order", "(drop (call $set (call $level) (i64.const 5)))");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replace("test.level", "cpu.order").replace("'sleep'", "'cat'")).unwrap();
+    let socket = directory.path().join("socket");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-manager"));
+    let mut manager = Killed(command.args(["serve", "--socket"]).arg(&socket).spawn().unwrap());
+    eventually("the manager listens", || Client::connect(&socket).is_ok());
+    let start = |program: &str, period: &str| {
+        let mut command = Command::new(program);
+        if program == "sleep" {
+            command.arg("1000");
+        }
+        let process = Killed(command.stdin(Stdio::piped()).spawn().unwrap());
+        let pid = process.0.id().cast_signed();
+        let name = format!("{program}\n");
+        eventually("it runs", || fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == name);
+        let value = |class: &str, value: &str| (class.to_owned(), value.to_owned());
+        let values = vec![value("cpu.target", "10ms"), value("cpu.period", period)];
+        let joining =
+            Joining { socket: Some(socket.clone()), name: program.to_owned(), values, journal: None };
+        (pid, join(&joining, pid).unwrap(), process)
+    };
+    // The later deadline always; both wait, and so stay below their targets.
+    let (early, _early, _sleep) = start("sleep", "50ms");
+    let (late, of_late, _cat) = start("cat", "60s");
+    let first = |pid: i32| {
+        use orrery_sys::scheduling::{Policy, get};
+        matches!(get(pid).unwrap().policy, Policy::Fifo { priority: 98 })
+    };
+    eventually("the earlier deadline goes first", || first(early) && !first(late));
+    let by = Client::connect(&socket).unwrap();
+    let number = orrery_manager::load(&by, &manifest).unwrap();
+    eventually("the extension's choice goes first", || first(late) && !first(early));
+    by.ask(&Request::Unload { number }).unwrap();
+    // Its last choice holds until the target or the end of the period.
+    let values = vec![("cpu.period".to_owned(), "1s".to_owned())];
+    of_late.client.ask(&Request::Set { tracee: None, values }).unwrap();
+    eventually("deadlines decide again", || first(early) && !first(late));
+    manager.0.kill().unwrap();
+}
+
 #[test]
 fn what_is_wrong_with_an_extension_is_reported_and_nothing_is_served() {
     let directory = tempfile::tempdir().unwrap();

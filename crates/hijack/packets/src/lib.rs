@@ -9,10 +9,10 @@
 //! ```
 //!
 //! Filters need no privilege on one's own sockets. Those of another process are had by [`Stream::of_process`], with the right to
-//! trace it.
+//! trace it, and by [`Remote`], which leaves no copy of them open.
 
 mod steering;
 mod stream;
 
 pub use steering::{Load, Share, Steering};
-pub use stream::{PacketsError, Stream, sockets_of};
+pub use stream::{PacketsError, Remote, Stream, may_steer, sockets_of};

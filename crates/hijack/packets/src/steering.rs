@@ -21,28 +21,66 @@ pub struct Load {
 #[derive(Debug)]
 struct State {
     share: Share,
+    /// The most of it that is dropped early, of 2^32.
+    most: u32,
     drops: u32,
     /// The part that is dropped early, of 2^32.
     rate: u32,
+    /// In how many steps in a row it suffered though nothing more could be dropped for it.
+    in_vain: u32,
 }
 
 /// The drop rates of some streams.
 #[derive(Debug, Default)]
 pub struct Steering {
     streams: Vec<State>,
+    /// Whether a stream is dropped of only where one with a higher share suffers.
+    for_others_only: bool,
 }
 
 /// The most that is dropped early: who gets nothing at all would never be found to need less.
 const MOST: u32 = u32::MAX - u32::MAX / 64;
 /// Below this, a rate is zero.
 const LEAST: u32 = u32::MAX / 1024;
+/// In how many steps a stream may suffer though all that can be dropped for it is dropped, until it is no reason any more to drop
+/// of others: its receiver does not receive.
+const PATIENCE: u32 = 100;
 
 impl Steering {
     /// Returns one for streams with these shares, in the order in which loads are given.
     #[must_use]
     pub fn new(shares: &[Share]) -> Self {
-        let state = |share: &Share| State { share: *share, drops: 0, rate: 0 };
-        Self { streams: shares.iter().map(state).collect() }
+        let mut steering = Self::default();
+        shares.iter().for_each(|share| steering.add(*share, MOST, 0));
+        steering
+    }
+
+    /// Returns one without streams that drops of a stream only where one with a higher share suffers: a stream of the lowest share
+    /// that suffers by itself, for whatever reason, is left to the kernel.
+    #[must_use]
+    pub fn for_others_only() -> Self {
+        Self { streams: Vec::new(), for_others_only: true }
+    }
+
+    /// Adds a stream, as the last one. At most `most` of 2^32 of its packets are dropped early. `drops` is what it has lost so far.
+    pub fn add(&mut self, share: Share, most: u32, drops: u32) {
+        self.streams.push(State { share, most: most.min(MOST), drops, rate: 0, in_vain: 0 });
+    }
+
+    /// Changes the share of a stream and the most that is dropped of it; returns whether its rate is another one now.
+    pub fn set(&mut self, stream: usize, share: Share, most: u32) -> bool {
+        let Some(state) = self.streams.get_mut(stream) else { return false };
+        let before = state.rate;
+        (state.share, state.most) = (share, most.min(MOST));
+        state.rate = state.rate.min(state.most);
+        state.rate != before
+    }
+
+    /// Removes a stream; those behind it move up by one.
+    pub fn remove(&mut self, stream: usize) {
+        if stream < self.streams.len() {
+            self.streams.remove(stream);
+        }
     }
 
     /// Returns the part of a stream that is dropped early, of 2^32.
@@ -54,8 +92,12 @@ impl Steering {
     /// Decides from the loads, one for each stream; returns which rates have changed.
     pub fn step(&mut self, loads: &[Load]) -> Vec<usize> {
         let before: Vec<u32> = self.streams.iter().map(|state| state.rate).collect();
-        let suffers: Vec<bool> =
-            self.streams.iter_mut().zip(loads).map(|(state, load)| state.suffers(load)).collect();
+        let suffers: Vec<bool> = self
+            .streams
+            .iter_mut()
+            .zip(loads)
+            .map(|(state, load)| state.suffers(load) && state.in_vain < PATIENCE)
+            .collect();
         let highest = self
             .streams
             .iter()
@@ -74,10 +116,16 @@ impl Steering {
     /// Drops more of what has a lower share than the sufferer: of the lowest that is not at the most yet. Where there is none, the
     /// sufferers of the lowest share themselves.
     fn relieve(&mut self, sufferer: Share, suffers: &[bool]) {
-        let lower = self.streams.iter().filter(|state| state.share < sufferer && state.rate < MOST);
+        let lower = self.streams.iter().filter(|state| state.share < sufferer && state.rate < state.most);
         if let Some(lowest) = lower.map(|state| state.share).min() {
             let of_lowest = self.streams.iter_mut().filter(|state| state.share == lowest);
             of_lowest.for_each(State::tighten);
+            return;
+        }
+        for (state, _) in self.streams.iter_mut().zip(suffers).filter(|(_, suffers)| **suffers) {
+            state.in_vain += u32::from(state.share == sufferer);
+        }
+        if self.for_others_only {
             return;
         }
         let lowest = self.streams.iter().map(|state| state.share).min();
@@ -96,12 +144,16 @@ impl State {
     fn suffers(&mut self, load: &Load) -> bool {
         let lost = load.drops.wrapping_sub(self.drops);
         self.drops = load.drops;
-        (self.rate == 0 && lost > 0) || load.queued > load.limit / 4
+        let suffers = (self.rate == 0 && lost > 0) || load.queued > load.limit / 4;
+        if !suffers {
+            self.in_vain = 0;
+        }
+        suffers
     }
 
     fn tighten(&mut self) {
         let passed = u32::MAX - self.rate;
-        self.rate = self.rate.saturating_add((passed / 2).max(1)).min(MOST);
+        self.rate = self.rate.saturating_add((passed / 2).max(1)).min(self.most);
     }
 
     fn relax(&mut self) {
@@ -212,6 +264,55 @@ mod tests {
         }
         assert_eq!(steering.rate(1), 0);
         assert!(steering.step(&[calm; 2]).is_empty());
+    }
+
+    const FULL: Load = Load { queued: 9, limit: 10, drops: 0 };
+    const CALM: Load = Load { queued: 0, limit: 10, drops: 0 };
+
+    #[test]
+    fn no_more_is_dropped_of_a_stream_than_its_most() {
+        let mut steering = Steering::for_others_only();
+        steering.add(9, 0, 0);
+        steering.add(5, u32::MAX / 2, 0);
+        steering.add(0, u32::MAX, 0);
+        for _ in 0..50 {
+            steering.step(&[FULL, CALM, CALM]);
+        }
+        assert_eq!([0, 1, 2].map(|stream| steering.rate(stream)), [0, u32::MAX / 2, MOST]);
+        assert!(steering.set(1, 5, u32::MAX / 4) && steering.rate(1) == u32::MAX / 4);
+        steering.remove(1);
+        assert_eq!(steering.rate(1), MOST);
+    }
+
+    #[test]
+    fn a_stream_of_the_lowest_share_is_left_alone_where_only_others_count() {
+        let mut steering = Steering::for_others_only();
+        steering.add(1, u32::MAX, 0);
+        steering.add(0, u32::MAX, 0);
+        for _ in 0..50 {
+            assert!(steering.step(&[CALM, FULL]).is_empty());
+        }
+        // What was lost before it was added is no loss.
+        steering.add(1, u32::MAX, 7);
+        assert!(steering.step(&[CALM, CALM, Load { drops: 7, ..CALM }]).is_empty());
+    }
+
+    /// A receiver that never receives has others' packets dropped for so long only; one that recovers counts again.
+    #[test]
+    fn who_is_not_helped_is_no_reason_to_drop() {
+        let mut steering = Steering::for_others_only();
+        steering.add(1, 0, 0);
+        steering.add(0, u32::MAX, 0);
+        for _ in 0..20 {
+            steering.step(&[FULL, CALM]);
+        }
+        assert_eq!(steering.rate(1), MOST);
+        for _ in 0..400 {
+            steering.step(&[FULL, CALM]);
+        }
+        assert_eq!(steering.rate(1), 0);
+        steering.step(&[CALM, CALM]);
+        assert_eq!(steering.step(&[FULL, CALM]), [1]);
     }
 
     proptest! {

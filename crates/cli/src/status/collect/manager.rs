@@ -95,6 +95,7 @@ mod tests {
             pid: 99,
             name: "encoder".to_owned(),
             threads: 4,
+            followed: true,
             target: 40_000_000,
             period: 400_000_000,
             used: 1_000_000,
@@ -121,6 +122,7 @@ mod tests {
             dropped_calls: 0,
             classes: Vec::new(),
             tracees: vec![tracee],
+            packets: Vec::new(),
         };
         let item = item(Path::new("/m"), &status);
         assert_eq!((item.state, item.figures.get("uptime_seconds")), ("serves", Some(61.5.into())));

@@ -78,6 +78,8 @@ pub struct Rights {
     pub emit: bool,
     /// Whether capabilities may be derived from it.
     pub delegate: bool,
+    /// Whether extensions may be loaded that act with it.
+    pub load: bool,
 }
 
 impl Rights {
@@ -90,6 +92,7 @@ impl Rights {
         subscribe: true,
         emit: true,
         delegate: true,
+        load: true,
     };
 
     /// Returns what both allow: what is derived never has more than what it is derived from.
@@ -103,6 +106,7 @@ impl Rights {
             subscribe: self.subscribe && other.subscribe,
             emit: self.emit && other.emit,
             delegate: self.delegate && other.delegate,
+            load: self.load && other.load,
         }
     }
 
@@ -147,6 +151,7 @@ impl Rights {
             subscribe: true,
             emit: privileged || tracee.is_some(),
             delegate: true,
+            load: true,
         }
     }
 }

@@ -156,6 +156,19 @@ impl Table {
         self.hold(own.and(rights), Some(from.number))
     }
 
+    /// Makes a capability for an extension from another one, with at most its rights. It ends with that one.
+    ///
+    /// # Errors
+    /// [`AttributeError::Denied`] where no extensions may be loaded with the other one, [`AttributeError::Revoked`],
+    /// [`AttributeError::Full`].
+    pub fn lend(&mut self, from: &Capability, rights: Rights) -> Result<Capability, AttributeError> {
+        let own = self.rights(from)?;
+        if !own.load {
+            return Err(AttributeError::Denied { operation: "load", object: "the extension".to_owned() });
+        }
+        self.hold(own.and(rights), Some(from.number))
+    }
+
     /// Ends a capability, and all that were derived from it, with their subscriptions.
     pub fn revoke(&mut self, capability: &Capability) {
         if capability.table == self.own {

@@ -12,6 +12,7 @@ use super::{SocketArgument, connect, status};
 use crate::attributes::Kind;
 use crate::bars::{Series, bars, svg};
 use crate::cpu::CpuReport;
+use crate::net::PacketReport;
 use crate::protocol::Status;
 
 /// Options of `top`.
@@ -105,8 +106,35 @@ pub(super) fn table(status: &Status, width: usize, color: bool) -> String {
             tracee.tracee, tracee.pid
         );
     }
+    if status.packets.iter().any(|packets| packets.share > 0) {
+        out.push_str(&packet_table(status));
+    }
     if status.tracees.is_empty() {
         out.push_str("no tracees: start one with `orrery run --cpu 40ms/400ms -- PROGRAM`\n");
+    }
+    out
+}
+
+/// Returns the table of packets.
+fn packet_table(status: &Status) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        out,
+        "{:>6} {:<16} {:>9} {:>9} {:>9} {:>11}",
+        "TRACEE", "NAME", "NET.SHARE", "SOCKETS", "DROPPED", "OWN FILTERS"
+    );
+    for packets in &status.packets {
+        let PacketReport { tracee, share, sockets, dropped, own_filters, refused } = packets;
+        let name = status.tracees.iter().find(|it| it.tracee == *tracee).map_or("", |it| &it.name);
+        let name: String = name.chars().take(16).collect();
+        let share = Kind::Share.format((*share).into());
+        let dropped = format!("{}.{}%", dropped / 10, dropped % 10);
+        let refused = refused.as_ref().map(|reason| format!("  {reason}")).unwrap_or_default();
+        let _ = writeln!(
+            out,
+            "{tracee:>6} {name:<16} {share:>9} {sockets:>9} {dropped:>9} {own_filters:>11}{refused}"
+        );
     }
     out
 }

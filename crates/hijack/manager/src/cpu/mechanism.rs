@@ -14,7 +14,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use orrery_sys::cgroups::own_group;
+use orrery_sys::cgroups::{group_of, own_group};
 use orrery_sys::scheduling::{self, Policy, Scheduling};
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +138,27 @@ impl Group {
         Err(last)
     }
 
+    /// Makes a group around a process, below the one that it is in, in which nothing is limited: whatever it starts is a member, whoever
+    /// its parent is. Of version 2 only: version 1 shows members with a delay.
+    pub(super) fn around(pid: i32, name: &str) -> io::Result<Self> {
+        let absent = || io::Error::new(io::ErrorKind::NotFound, "no control group hierarchy of version 2");
+        let mut above = group_of(pid, None).ok_or_else(absent)?;
+        // One that a manager has left which was killed.
+        while is_of_manager(&above) && above.pop() {}
+        sweep(&above);
+        let directory = above.join(name);
+        fs::create_dir(&directory)?;
+        let group = Self { directory, above, unified: true };
+        group.add(pid)?;
+        Ok(group)
+    }
+
+    /// Returns the files that show the members, and the time that they used; `None` where version 2 does not have it.
+    pub(super) fn files(&self) -> Option<(fs::File, fs::File)> {
+        let open = |name: &str| fs::File::open(self.directory.join(name)).ok().filter(|_| self.unified);
+        Some((open("cgroup.procs")?, open("cpu.stat")?))
+    }
+
     /// Adds a process, whose children will be members from the start.
     pub(super) fn add(&self, pid: i32) -> io::Result<()> {
         write(&self.directory.join("cgroup.procs"), &pid.to_string())
@@ -154,6 +175,23 @@ impl Group {
         };
         write(&self.directory.join(file), &weight.to_string())
     }
+}
+
+/// Removes the group that a manager which was killed has left around a process.
+pub(super) fn dissolve(pid: i32) {
+    while let Some(directory) = group_of(pid, None).filter(|group| is_of_manager(group)) {
+        let Some(above) = directory.parent().map(Path::to_owned) else { return };
+        drop(Group { directory: directory.clone(), above, unified: true });
+        if directory.exists() {
+            // It may not be removed.
+            return;
+        }
+    }
+}
+
+/// Returns whether a manager has made this group.
+fn is_of_manager(group: &Path) -> bool {
+    group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
 }
 
 /// Removes the groups of managers that were killed: their members go to the group above.

@@ -1,5 +1,7 @@
 //! Who comes first.
 
+use std::cmp::Reverse;
+
 /// How a tracee is to run until the next tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
@@ -20,14 +22,16 @@ pub(crate) struct Need {
     pub(crate) below: Option<bool>,
     /// When its period ends.
     pub(crate) deadline: u64,
+    /// The order that somebody decided for it in this period; 0 if nobody did.
+    pub(crate) order: u32,
 }
 
-/// Decides for each. One is first at most: should that one sleep, the others go in the order in which they came, which is all that two
+/// Decides for each: the highest order first, and where nobody decided one, the earliest deadline. One is first at most: should that one sleep, the others go in the order in which they came, which is all that two
 /// levels of priority can do.
 #[must_use]
 pub(crate) fn plan(needs: &[Need]) -> Vec<Level> {
     let below = needs.iter().enumerate().filter(|(_, need)| need.below == Some(true));
-    let first = below.min_by_key(|(_, need)| need.deadline).map(|(index, _)| index);
+    let first = below.min_by_key(|(_, need)| (Reverse(need.order), need.deadline)).map(|(index, _)| index);
     let level = |(index, need): (usize, &Need)| match need.below {
         None => Level::Free,
         Some(true) if Some(index) == first => Level::First,
@@ -44,10 +48,18 @@ mod tests {
 
     #[test]
     fn the_earliest_deadline_below_its_target_is_first() {
-        let need = |below, deadline| Need { below, deadline };
+        let need = |below, deadline| Need { below, deadline, order: 0 };
         let needs = [need(Some(true), 9), need(Some(false), 1), need(Some(true), 5), need(None, 0)];
         assert_eq!(plan(&needs), [Level::Below, Level::Above, Level::First, Level::Free]);
         assert!(plan(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_highest_order_goes_before_an_earlier_deadline() {
+        let need = |below, deadline, order| Need { below, deadline, order };
+        let needs =
+            [need(Some(true), 5, 0), need(Some(true), 9, 2), need(Some(false), 1, 7), need(Some(true), 8, 2)];
+        assert_eq!(plan(&needs), [Level::Below, Level::Below, Level::Above, Level::First]);
     }
 
     proptest! {
@@ -71,6 +83,7 @@ mod tests {
                 let needs: Vec<Need> = all.iter().map(|(account, used)| Need {
                     below: Some(account.is_below(*used)),
                     deadline: account.deadline(),
+                    order: 0,
                 }).collect();
                 if let Some(first) = plan(&needs).iter().position(|level| *level == Level::First) {
                     all[first].1 += TICK;

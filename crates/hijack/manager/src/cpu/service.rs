@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::account::{Account, Reservation};
 use super::admission::Masks;
-use super::mechanism::{Group, Mechanism, PREFIX};
+use super::mechanism::{Group, Mechanism, PREFIX, dissolve};
 use super::plan::{Level, Need, plan};
 use super::tree::Tree;
 use crate::attributes::{Change, Table, Topic, TraceeId};
@@ -24,6 +24,7 @@ const SECOND: u64 = 1_000_000_000;
 struct Indices {
     target: usize,
     period: usize,
+    order: usize,
     used: usize,
     missed: usize,
 }
@@ -37,8 +38,12 @@ struct Served {
     original: Scheduling,
     mechanism: Mechanism,
     group: Option<Group>,
+    /// The group that shows all its processes, if that is another one.
+    around: Option<Group>,
     account: Option<Account>,
     level: Level,
+    /// The order that somebody decided: it holds until the target is reached, or the period ends.
+    order: u32,
     /// Its clock in this tick.
     used: u64,
     /// Its clock when this second began, and the part of a CPU, in thousandths, that it had in seconds before.
@@ -59,6 +64,8 @@ pub struct CpuReport {
     pub name: String,
     /// Its processes and threads.
     pub threads: usize,
+    /// Whether a control group shows all its processes: else one whose parent ended within 100 ms may be missed.
+    pub followed: bool,
     /// Its target; 0 without reservation.
     pub target: u64,
     /// Its period; 0 without reservation.
@@ -105,6 +112,7 @@ impl CpuService {
         let indices = Indices {
             target: index("cpu.target")?,
             period: index("cpu.period")?,
+            order: index("cpu.order")?,
             used: index("cpu.used")?,
             missed: index("cpu.missed")?,
         };
@@ -132,8 +140,10 @@ impl CpuService {
             original,
             mechanism: Mechanism::Measure,
             group: None,
+            around: None,
             account: None,
             level: Level::Free,
+            order: 0,
             used: 0,
             second: 0,
             history: VecDeque::new(),
@@ -141,6 +151,7 @@ impl CpuService {
             failures: 0,
         };
         served.choose(&self.allowed, tracee);
+        served.follow(tracee);
         served.set(Level::Free, true);
         self.masks.set(tracee, affinity(pid));
         let mechanism = served.mechanism;
@@ -173,6 +184,11 @@ impl CpuService {
 
     /// Acts on attributes that were set.
     pub(crate) fn apply(&mut self, changes: &[Change], table: &Table) {
+        for change in changes.iter().filter(|change| change.class == self.indices.order) {
+            if let Some(served) = self.served.get_mut(&change.tracee) {
+                served.order = u32::try_from(change.after).unwrap_or(0);
+            }
+        }
         let about = |change: &&Change| [self.indices.target, self.indices.period].contains(&change.class);
         let mut tracees: Vec<TraceeId> = changes.iter().filter(about).map(|change| change.tracee).collect();
         tracees.dedup();
@@ -196,6 +212,11 @@ impl CpuService {
         self.decide();
     }
 
+    /// Returns the processes of a tracee, as far as they were found.
+    pub(crate) fn processes(&self, tracee: TraceeId) -> Vec<i32> {
+        self.served.get(&tracee).map(|served| served.tree.processes().collect()).unwrap_or_default()
+    }
+
     /// Returns whether somebody has a reservation, and ticks are needed.
     #[must_use]
     pub(crate) fn is_needed(&self) -> bool {
@@ -211,8 +232,14 @@ impl CpuService {
             if served.account.is_none() && !second {
                 continue;
             }
-            if second || (scan && !served.tree.is_unchanged()) {
+            if (second || scan) && !served.tree.is_unchanged() {
                 served.scan();
+            }
+            if second {
+                served.check();
+            }
+            if second || scan {
+                served.tree.settle();
             }
             let used = served.tree.used();
             served.used = used;
@@ -221,7 +248,13 @@ impl CpuService {
             }
             let Some(account) = &mut served.account else { continue };
             let tree = &served.tree;
-            if let Some(ended) = account.advance(now, used, || tree.waited())
+            let ended = account.advance(now, used, || tree.waited());
+            // Whoever decides the order decides again then; without that, deadlines do.
+            if served.order != 0 && (ended.is_some() || !account.is_below(used)) {
+                served.order = 0;
+                table.record(*tracee, self.indices.order, 0);
+            }
+            if let Some(ended) = ended
                 && ended.missed > 0
             {
                 let lack = i64::try_from(ended.lack).unwrap_or(i64::MAX);
@@ -242,9 +275,10 @@ impl CpuService {
     fn decide(&mut self) {
         let need = |served: &Served| match &served.account {
             Some(account) => {
-                Need { below: Some(account.is_below(served.used)), deadline: account.deadline() }
+                let below = Some(account.is_below(served.used));
+                Need { below, deadline: account.deadline(), order: served.order }
             }
-            None => Need { below: None, deadline: 0 },
+            None => Need { below: None, deadline: 0, order: 0 },
         };
         let needs: Vec<Need> = self.served.values().map(need).collect();
         let levels = plan(&needs);
@@ -270,6 +304,7 @@ impl CpuService {
                 pid: served.pid,
                 name: served.name.clone(),
                 threads: served.tree.threads().count(),
+                followed: served.tree.is_followed(),
                 target: reservation.map_or(0, |reservation| reservation.target),
                 period: reservation.map_or(0, |reservation| reservation.period),
                 used: account.map_or(0, |account| account.used(used)),
@@ -310,6 +345,22 @@ impl Served {
         }
     }
 
+    /// Has a control group show which processes there are, where one can be made.
+    fn follow(&mut self, tracee: TraceeId) {
+        let files = self.group.as_ref().and_then(Group::files).or_else(|| {
+            let name = format!("{PREFIX}{}-{}", std::process::id(), tracee.0);
+            let group = Group::around(self.pid, &name).ok()?;
+            // Those that end meanwhile are no members.
+            self.tree.processes().for_each(|pid| drop(group.add(pid)));
+            let files = group.files()?;
+            self.around = Some(group);
+            Some(files)
+        });
+        if let Some(files) = files {
+            self.tree.follow(files);
+        }
+    }
+
     /// Sets the level of all threads, if it is another one; `always` also if not.
     fn set(&mut self, level: Level, always: bool) {
         if level == self.level && !always {
@@ -335,11 +386,16 @@ impl Served {
         }
     }
 
-    /// Looks for new threads, and for those that somebody else has changed.
+    /// Looks for new threads.
     fn scan(&mut self) {
         for thread in self.tree.scan() {
             self.apply_to(thread);
         }
+        self.check();
+    }
+
+    /// Looks for threads that somebody else has changed.
+    fn check(&mut self) {
         if let Some(group) = &self.group {
             // A member's children are members; what was moved away comes back.
             self.failures += self.tree.processes().filter(|pid| group.add(*pid).is_err()).count() as u64;
@@ -377,10 +433,12 @@ fn without_manager(found: Scheduling, nice: i32) -> Scheduling {
     }
 }
 
-/// Takes from all threads of a process, and of those that it started, what a manager that was killed has left: as far as this process
-/// may, which without privilege cannot lower nice values. They get the nice value that the process had when it joined.
+/// Takes from all threads of a process, and of those that it started, what a manager that was killed has left, and filters from their
+/// sockets: as far as this process may, which without privilege cannot lower nice values. They get the nice value that the process had when it joined.
 pub(crate) fn release(pid: i32, nice: i32) {
     let Some(tree) = Tree::new(pid) else { return };
+    crate::net::release(tree.processes());
+    dissolve(pid);
     for thread in tree.threads() {
         if let Ok(found) = scheduling::get(thread)
             && found != without_manager(found, nice)

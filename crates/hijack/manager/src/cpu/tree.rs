@@ -1,11 +1,11 @@
 //! The processes and threads of a tracee, and the time that they used.
 //!
 //! The kernel has no clock for a tree of processes, and no notice of a fork without privilege. So the tree is read from
-//! `/proc/PID/task/TID/children` every tenth tick, all of it once a second and in between only where a few reads show a change; what lives for less than that is not charged. A process whose parent has ended stays
+//! `/proc/PID/task/TID/children` every tenth tick, where a few reads of files that stay open show a change; what lives for less than that is not charged. A process whose parent has ended stays
 //! in the tree for as long as its pidfd says that it lives.
 
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use orrery_sys::scheduling::process_cpu_time;
@@ -31,26 +31,50 @@ struct Watch {
     /// `/proc/PID/task`, and how many links it had: two more than threads.
     task: File,
     links: u64,
+    threads: Vec<i32>,
     /// The files of children, of each thread, and what they held.
     children: Vec<(File, Vec<u8>)>,
+    /// The files of how long each thread waited; `None` where the kernel has none.
+    waited: Option<Vec<File>>,
 }
 
 /// How many threads are watched.
 const MOST_WATCHED: usize = 16;
 
 impl Watch {
-    fn new(pid: i32, threads: &[i32]) -> Option<Self> {
+    /// Begins to watch. Links are counted before threads are listed, and what is known of children is what the files held: whatever
+    /// happens in between shows as a change.
+    fn new(pid: i32) -> Option<Self> {
+        let task = File::open(format!("/proc/{pid}/task")).ok()?;
+        let links = rustix::fs::fstat(&task).ok()?.st_nlink;
+        let threads = threads(pid);
         if threads.len() > MOST_WATCHED {
             return None;
         }
-        let task = File::open(format!("/proc/{pid}/task")).ok()?;
-        let links = rustix::fs::fstat(&task).ok()?.st_nlink;
-        let open = |thread: &i32| {
-            let file = File::open(format!("/proc/{pid}/task/{thread}/children")).ok()?;
+        let file = |thread: &i32, name: &str| File::open(format!("/proc/{pid}/task/{thread}/{name}")).ok();
+        let children = |thread: &i32| {
+            let file = file(thread, "children")?;
             let text = Self::read(&file)?;
             Some((file, text))
         };
-        Some(Self { task, links, children: threads.iter().map(open).collect::<Option<_>>()? })
+        let children = threads.iter().map(children).collect::<Option<_>>()?;
+        let waited = threads.iter().map(|thread| file(thread, "schedstat")).collect();
+        Some(Self { task, links, threads, children, waited })
+    }
+
+    /// Returns the children that there were.
+    fn children(&self) -> Vec<i32> {
+        self.children.iter().flat_map(|(_, text)| numbers(&String::from_utf8_lossy(text))).collect()
+    }
+
+    /// Returns how long the threads waited for a CPU so far; `None` where the kernel does not count that.
+    fn waited(&self) -> Option<u64> {
+        // A thread that has ended has no text any more.
+        let of_thread = |file: &File| {
+            let text = Self::read(file).unwrap_or_default();
+            waited(&String::from_utf8_lossy(&text)).unwrap_or(0)
+        };
+        Some(self.waited.as_ref()?.iter().map(of_thread).fold(0, u64::saturating_add))
     }
 
     /// The text of a file; `None` where it is long.
@@ -66,10 +90,42 @@ impl Watch {
     }
 }
 
+/// What a control group around the tracee shows: its processes, whoever their parents are, and the time of all that ever were.
+#[derive(Debug)]
+struct Members {
+    processes: File,
+    /// What that file held.
+    text: Vec<u8>,
+    used: File,
+    /// What the tree had used when the group had used nothing.
+    begin: i128,
+}
+
+/// How many bytes of a list of members are read.
+const LONGEST: usize = 8192;
+
+impl Members {
+    fn read(file: &File) -> Option<Vec<u8>> {
+        let mut buffer = vec![0; LONGEST];
+        let length = file.read_at(&mut buffer, 0).ok()?;
+        buffer.truncate(length);
+        Some(buffer)
+    }
+
+    /// Returns the time that all members used, in nanoseconds; those that run now are charged up to their last tick.
+    fn used(&self) -> Option<i128> {
+        let text = Self::read(&self.used)?;
+        let text = String::from_utf8_lossy(&text);
+        let micros: i128 = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
+        Some(micros * 1000)
+    }
+}
+
 /// A tracee's tree.
 #[derive(Debug)]
 pub(super) struct Tree {
     processes: Vec<Process>,
+    members: Option<Members>,
     /// The time of those that have ended, less what the first process had used when it joined.
     ended: i128,
 }
@@ -79,7 +135,7 @@ impl Tree {
     pub(super) fn new(root: i32) -> Option<Self> {
         let used = process_cpu_time(root).ok()?;
         let first = Process { pid: root, pidfd: None, used, threads: vec![root], watch: None };
-        let mut tree = Self { processes: vec![first], ended: -i128::from(used) };
+        let mut tree = Self { processes: vec![first], members: None, ended: -i128::from(used) };
         tree.scan();
         Some(tree)
     }
@@ -95,27 +151,66 @@ impl Tree {
         u64::try_from(sum.max(0)).unwrap_or(0)
     }
 
+    /// Follows the members of a control group, in which all known processes are; these are its `cgroup.procs` and `cpu.stat`.
+    pub(super) fn follow(&mut self, (processes, used): (File, File)) {
+        let mut members = Members { processes, text: Vec::new(), used, begin: 0 };
+        let so_far = members.used().unwrap_or(0);
+        members.begin = i128::from(self.used()) - so_far;
+        self.members = Some(members);
+    }
+
+    /// Returns whether a group shows all processes.
+    pub(super) fn is_followed(&self) -> bool {
+        self.members.is_some()
+    }
+
+    /// Charges what members used that were never found, since they lived for less than passes between two scans: after a scan, so that
+    /// whoever lives is known.
+    pub(super) fn settle(&mut self) {
+        let Some(all) = self.members.as_ref().and_then(|members| Some(members.begin + members.used()?))
+        else {
+            return;
+        };
+        let known = i128::from(self.used());
+        self.ended += (all - known).max(0);
+    }
+
     /// Returns whether a scan would find what the last one found, as far as a few reads show.
     pub(super) fn is_unchanged(&self) -> bool {
+        let same = |members: &Members| Members::read(&members.processes).as_ref() == Some(&members.text);
+        if !self.members.as_ref().is_none_or(same) {
+            return false;
+        }
         self.processes.iter().all(|process| process.watch.as_ref().is_some_and(Watch::is_unchanged))
     }
 
     /// Reads which processes and threads there are; returns the threads that are new.
     pub(super) fn scan(&mut self) -> Vec<i32> {
         let mut new = Vec::new();
+        if let Some(members) = &mut self.members {
+            members.text = Members::read(&members.processes).unwrap_or_default();
+            for pid in numbers(&String::from_utf8_lossy(&members.text)) {
+                self.add(pid, &mut new);
+            }
+        }
         let mut index = 0;
         while index < self.processes.len() {
             let pid = self.processes[index].pid;
-            let threads = threads(pid);
+            let watch = Watch::new(pid);
+            let (threads, children) = match &watch {
+                Some(watch) => (watch.threads.clone(), watch.children()),
+                None => {
+                    let threads = threads(pid);
+                    let children = threads.iter().flat_map(|thread| children(pid, *thread)).collect();
+                    (threads, children)
+                }
+            };
             let known = std::mem::take(&mut self.processes[index].threads);
             new.extend(threads.iter().filter(|thread| !known.contains(thread)));
-            for thread in &threads {
-                for child in children(pid, *thread) {
-                    self.add(child, &mut new);
-                }
+            for child in children {
+                self.add(child, &mut new);
             }
-            // Opened after the children were read: one that is made between is found by the next scan of all.
-            self.processes[index].watch = Watch::new(pid, &threads);
+            self.processes[index].watch = watch;
             self.processes[index].threads = threads;
             index += 1;
         }
@@ -160,10 +255,14 @@ impl Tree {
     pub(super) fn waited(&self) -> Option<u64> {
         let mut sum = 0_u64;
         for process in &self.processes {
+            if let Some(waited) = process.watch.as_ref().and_then(Watch::waited) {
+                sum = sum.saturating_add(waited);
+                continue;
+            }
             for thread in &process.threads {
                 let path = format!("/proc/{}/task/{thread}/schedstat", process.pid);
                 match fs::read_to_string(path) {
-                    Ok(text) => sum = sum.saturating_add(text.split(' ').nth(1)?.parse().ok()?),
+                    Ok(text) => sum = sum.saturating_add(waited(&text)?),
                     Err(error)
                         if self.processes.len() == 1 && error.kind() == std::io::ErrorKind::NotFound =>
                     {
@@ -179,11 +278,15 @@ impl Tree {
 
 impl Process {
     fn lives(&self) -> bool {
-        let Some(pidfd) = &self.pidfd else { return true };
-        let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut poll, Some(&now)) == Ok(0)
+        self.pidfd.as_ref().is_none_or(|process| lives(process.as_fd()))
     }
+}
+
+/// Returns whether the process of a pidfd has not ended.
+pub(crate) fn lives(process: BorrowedFd<'_>) -> bool {
+    let mut poll = [rustix::event::PollFd::from_borrowed_fd(process, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut poll, Some(&now)) == Ok(0)
 }
 
 fn threads(pid: i32) -> Vec<i32> {
@@ -195,7 +298,16 @@ fn threads(pid: i32) -> Vec<i32> {
 /// Returns the children that a thread started; none on kernels without this file.
 fn children(pid: i32, thread: i32) -> Vec<i32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    numbers(&text)
+}
+
+fn numbers(text: &str) -> Vec<i32> {
     text.split_whitespace().filter_map(|child| child.parse().ok()).take(MOST_PROCESSES).collect()
+}
+
+/// Returns how long a thread waited for a CPU, which is the second number of its `schedstat`.
+fn waited(schedstat: &str) -> Option<u64> {
+    schedstat.split(' ').nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

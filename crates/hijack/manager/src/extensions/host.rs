@@ -2,16 +2,20 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use orrery_extension::{Host, Id, Notice, Refusal, Subscriber};
 
 use super::object::Object;
 use crate::attributes::{AttributeError, Capability, Event, Rights, Table, Topic, TraceeId};
 
+/// How many characters of a message are remembered.
+const MESSAGE: usize = 200;
+
 #[derive(Debug)]
 struct Subscription {
     topic: Topic,
+    by: Option<Arc<Capability>>,
     of: Option<String>,
     subscriber: Subscriber,
     /// For timers, in nanoseconds.
@@ -26,8 +30,40 @@ struct State {
     capability: Option<Capability>,
     subscriptions: Vec<Subscription>,
     names: HashMap<Id, String>,
+    /// The last messages, where they are not for the manager's log.
+    messages: Option<HashMap<Id, String>>,
     /// Tracees by the names of their programs, in the order in which they joined.
     tracees: Vec<(String, TraceeId)>,
+}
+
+/// What a handle of an extension stands for, and by which right: the manager's own without one.
+#[derive(Debug, Clone)]
+pub(super) struct Right {
+    object: Object,
+    by: Option<Arc<Capability>>,
+}
+
+impl Right {
+    /// Returns the manager's own.
+    pub(super) fn of_manager(object: Object) -> Self {
+        Self { object, by: None }
+    }
+
+    /// Returns a connection's, which has `rights`: what it could never use is refused when the extension is loaded.
+    pub(super) fn of_connection(
+        object: Object,
+        by: &Arc<Capability>,
+        rights: Option<Rights>,
+    ) -> Result<Self, Refusal> {
+        let rights = rights.ok_or(Refusal::Gone)?;
+        let has = match &object {
+            Object::Owner => false,
+            Object::Event { .. } => rights.emit,
+            Object::Source { .. } => rights.subscribe,
+            Object::Attribute { .. } => true,
+        };
+        if has { Ok(Self { object, by: Some(Arc::clone(by)) }) } else { Err(Refusal::Denied) }
+    }
 }
 
 /// What extensions act on.
@@ -39,6 +75,23 @@ impl TableHost {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns one that has no lines in the manager's log.
+    pub(super) fn quiet() -> Self {
+        Self(Mutex::new(State { messages: Some(HashMap::new()), ..State::default() }))
+    }
+
+    /// Returns the last message of an extension, or about it.
+    pub(super) fn last_message(&self, extension: Id) -> String {
+        self.state().messages.as_ref().and_then(|all| all.get(&extension).cloned()).unwrap_or_default()
+    }
+
+    /// Learns of a tracee.
+    pub(super) fn meet(&self, tracee: TraceeId, pid: i64) {
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        let name = comm.map(|name| name.trim_end().to_owned()).unwrap_or_default();
+        self.state().tracees.push((name, tracee));
+    }
+
     pub(super) fn name(&self, extension: Id, name: &str) {
         self.state().names.insert(extension, name.to_owned());
     }
@@ -47,24 +100,27 @@ impl TableHost {
     pub(super) fn look(&self, event: &Event) {
         let Some(tracee) = event.tracee else { return };
         match event.topic {
-            Topic::Joined => {
-                let comm = std::fs::read_to_string(format!("/proc/{}/comm", event.value));
-                let name = comm.map(|name| name.trim_end().to_owned()).unwrap_or_default();
-                self.state().tracees.push((name, tracee));
-            }
+            Topic::Joined => self.meet(tracee, event.value),
             Topic::Ended => self.state().tracees.retain(|(_, known)| *known != tracee),
             _ => {}
         }
     }
 
     /// Returns whom an event concerns.
-    pub(super) fn subscribers(&self, event: &Event) -> Vec<Subscriber> {
+    pub(super) fn subscribers(&self, event: &Event, table: &Table) -> Vec<Subscriber> {
         let mut state = self.state();
         let State { subscriptions, tracees, .. } = &mut *state;
         let about =
             |of: &str| tracees.iter().any(|(name, tracee)| name == of && Some(*tracee) == event.tracee);
         let mut found = Vec::new();
         for subscription in subscriptions.iter_mut().filter(|it| it.topic == event.topic) {
+            let readable = subscription.by.as_ref().is_none_or(|by| {
+                let rights = table.rights(by);
+                rights.is_ok_and(|own| event.tracee.is_none_or(|tracee| own.readable.has(tracee)))
+            });
+            if !readable {
+                continue;
+            }
             if subscription.topic == Topic::Timer {
                 if event.time < subscription.due {
                     continue;
@@ -90,19 +146,31 @@ impl TableHost {
 }
 
 impl State {
-    /// Returns the tracee of this name that joined last.
-    fn tracee(&self, name: &str) -> Result<TraceeId, Refusal> {
-        let found = self.tracees.iter().rev().find(|(known, _)| known == name);
+    /// Returns the tracee of this name that joined last, of those that the right is about: others' programs of the same name
+    /// change nothing.
+    fn tracee(&self, name: &str, by: Option<&Capability>) -> Result<TraceeId, Refusal> {
+        let rights = match by {
+            Some(by) => {
+                let table = self.table.as_ref().ok_or(Refusal::Gone)?;
+                table.rights(by).map_err(|error| refusal(&error))?
+            }
+            None => Rights::ALL,
+        };
+        let about = |tracee: TraceeId| rights.readable.has(tracee) || rights.scope.has(tracee);
+        let found = self.tracees.iter().rev().find(|(known, tracee)| known == name && about(*tracee));
         found.map(|(_, tracee)| *tracee).ok_or(Refusal::Gone)
     }
 
-    /// Has the table and the extensions' right to it.
-    fn table(&mut self) -> Result<(&mut Table, &Capability), Refusal> {
+    /// Has the table and the right to it: `by`, or the manager's own.
+    fn table<'a>(
+        &'a mut self,
+        by: Option<&'a Capability>,
+    ) -> Result<(&'a mut Table, &'a Capability), Refusal> {
         let table = self.table.as_mut().ok_or(Refusal::Gone)?;
         if self.capability.is_none() {
             self.capability = Some(table.grant(Rights::ALL).map_err(|error| refusal(&error))?);
         }
-        let capability = self.capability.as_ref().ok_or(Refusal::Gone)?;
+        let capability = by.or(self.capability.as_ref()).ok_or(Refusal::Gone)?;
         Ok((table, capability))
     }
 }
@@ -119,28 +187,29 @@ fn refusal(error: &AttributeError) -> Refusal {
 }
 
 impl Host for TableHost {
-    type Capability = Object;
+    type Capability = Right;
 
-    fn get_attribute(&self, of: &Object) -> Result<i64, Refusal> {
-        let Object::Attribute { class, of } = of else { return Err(Refusal::Invalid) };
+    fn get_attribute(&self, right: &Right) -> Result<i64, Refusal> {
+        let Object::Attribute { class, of } = &right.object else { return Err(Refusal::Invalid) };
         let mut state = self.state();
-        let tracee = state.tracee(of)?;
-        let (table, capability) = state.table()?;
+        let tracee = state.tracee(of, right.by.as_deref())?;
+        let (table, capability) = state.table(right.by.as_deref())?;
         table.get(capability, tracee, class).map_err(|error| refusal(&error))
     }
 
-    fn set_attribute(&self, of: &Object, value: i64) -> Result<(), Refusal> {
-        let Object::Attribute { class, of } = of else { return Err(Refusal::Invalid) };
+    fn set_attribute(&self, right: &Right, value: i64) -> Result<(), Refusal> {
+        let Object::Attribute { class, of } = &right.object else { return Err(Refusal::Invalid) };
         let mut state = self.state();
-        let tracee = state.tracee(of)?;
-        let (table, capability) = state.table()?;
+        let tracee = state.tracee(of, right.by.as_deref())?;
+        let (table, capability) = state.table(right.by.as_deref())?;
         table.set(capability, tracee, &[(class.as_str(), value)]).map_err(|error| refusal(&error))
     }
 
-    fn subscribe(&self, source: &Object, parameter: i64, subscriber: Subscriber) -> Result<(), Refusal> {
-        let Object::Source { topic, of } = source else { return Err(Refusal::Invalid) };
+    fn subscribe(&self, right: &Right, parameter: i64, subscriber: Subscriber) -> Result<(), Refusal> {
+        let Object::Source { topic, of } = &right.object else { return Err(Refusal::Invalid) };
         let period = u64::try_from(parameter).map_err(|_| Refusal::Invalid)?;
-        let subscription = Subscription { topic: *topic, of: of.clone(), subscriber, period, due: 0 };
+        let (of, by) = (of.clone(), right.by.clone());
+        let subscription = Subscription { topic: *topic, by, of, subscriber, period, due: 0 };
         self.state().subscriptions.push(subscription);
         Ok(())
     }
@@ -149,19 +218,20 @@ impl Host for TableHost {
         self.state().subscriptions.retain(|it| it.subscriber.extension != extension);
     }
 
-    fn emit(&self, to: &Object, message: &[u8]) -> Result<(), Refusal> {
+    fn emit(&self, to: &Right, message: &[u8]) -> Result<(), Refusal> {
         let mut state = self.state();
-        match to {
+        let by = to.by.as_deref();
+        match &to.object {
             Object::Owner => {
                 eprintln!("orrery-manager: an extension reports: {}", printable(message));
                 Ok(())
             }
             Object::Event { of } => {
-                let tracee = of.as_deref().map(|of| state.tracee(of)).transpose()?;
+                let tracee = of.as_deref().map(|of| state.tracee(of, by)).transpose()?;
                 let (number, value) = message.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
                 let value = value.try_into().map_err(|_| Refusal::Invalid)?;
                 let (number, value) = (u32::from_le_bytes(*number), i64::from_le_bytes(value));
-                let (table, capability) = state.table()?;
+                let (table, capability) = state.table(by)?;
                 table.emit(capability, tracee, number, value).map_err(|error| refusal(&error))
             }
             _ => Err(Refusal::Invalid),
@@ -193,7 +263,11 @@ impl Host for TableHost {
 
 impl TableHost {
     fn report(&self, extension: Id, text: &str) {
-        let state = self.state();
+        let mut state = self.state();
+        if let Some(messages) = &mut state.messages {
+            messages.insert(extension, text.chars().take(MESSAGE).collect());
+            return;
+        }
         let name = state.names.get(&extension).map_or("", String::as_str);
         eprintln!("orrery-manager: extension {name:?}: {text}");
     }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use orrery_extension::{Manifest, Module};
 use orrery_sys::scheduling::thread_cpu_time;
 use orrery_sys::{peer, signals};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -11,6 +12,7 @@ use rustix::net::{SocketFlags, accept_with};
 
 use super::connections::{Connection, MOST, MOST_OF_USER, Sent};
 use super::journal::Journals;
+use super::loading::{Compiled, Compiler, Loaded, Loader, refuse_more};
 use super::privilege::Privilege;
 use super::requests::{Outcome, handle};
 use super::settings::{Handler, Listener, ServeError, Settings, listen};
@@ -28,6 +30,7 @@ const CLIENTS: u64 = 4;
 const WAKE: u64 = 5;
 const LISTENER: u64 = 6;
 const CALLS: u64 = 7;
+const COMPILED: u64 = 8;
 const TRACEES: u64 = 1 << 40;
 
 /// How many requests of one connection are handled at a time.
@@ -56,6 +59,8 @@ struct Server {
     /// The rights of connections that were closed, with those that they delegated and that are open.
     closed: Vec<(Capability, HashSet<u64>)>,
     next: u64,
+    /// Compiles modules, since the first one came.
+    compiler: Option<Compiler>,
 }
 
 /// Serves until SIGTERM, SIGINT or SIGHUP comes, or until it is idle if it is to end then; `handlers` run within it.
@@ -87,6 +92,7 @@ pub fn serve(settings: Settings, handlers: Vec<Box<dyn Handler>>) -> Result<(), 
         connections: HashMap::new(),
         closed: Vec::new(),
         next: TRACEES << 1,
+        compiler: None,
         settings,
     };
     server.register().map_err(failed("watch descriptors"))?;
@@ -143,6 +149,7 @@ impl Server {
                     CPU_PRESSURE => self.state.table.publish(Topic::CpuPressure, None, 0, 0),
                     MEMORY_PRESSURE => self.state.table.publish(Topic::MemoryPressure, None, 0, 0),
                     CALLS => self.calls(),
+                    COMPILED => self.load_compiled(),
                     CLIENTS => self.serve_clients()?,
                     tracee => self.tracee_ended(TraceeId(tracee - TRACEES)),
                 }
@@ -159,9 +166,10 @@ impl Server {
             return;
         }
         let before = thread_cpu_time();
-        let State { cpu, table, counts, .. } = &mut self.state;
+        let State { cpu, net, table, counts, .. } = &mut self.state;
         counts.ticks += 1;
         cpu.tick(crate::time::now(), table);
+        net.tick(|tracee| cpu.processes(tracee));
         let number = i64::try_from(counts.ticks).unwrap_or(0);
         table.publish(Topic::Timer, None, 0, number);
         self.state.counts.tick_time += thread_cpu_time().saturating_sub(before);
@@ -178,11 +186,15 @@ impl Server {
                 handled += 1;
             }
         }
+        self.run_loaded();
         let changes = self.state.table.take_changes();
         if !changes.is_empty() {
-            self.state.cpu.apply(&changes, &self.state.table);
+            let State { cpu, net, table, .. } = &mut self.state;
+            cpu.apply(&changes, table);
+            net.apply(&changes, table, |tracee| cpu.processes(tracee));
         }
-        self.ticker.run(self.state.cpu.is_needed() || self.has_listeners());
+        let needed = self.state.cpu.is_needed() || self.state.net.is_needed();
+        self.ticker.run(needed || self.has_listeners());
         let table = &mut self.state.table;
         let gone: Vec<u64> = self
             .connections
@@ -204,6 +216,7 @@ impl Server {
     /// Returns whether somebody waits for the timer, or for what only ticks find out.
     fn has_listeners(&self) -> bool {
         !self.state.handlers.is_empty()
+            || self.state.loaded.as_ref().is_some_and(Loaded::is_active)
             || self.connections.values().any(|connection| connection.heard.is_some())
     }
 
@@ -224,6 +237,7 @@ impl Server {
     }
 
     fn end(&mut self, signal: i32) {
+        self.state.net.leave_all();
         self.state.cpu.leave_all();
         let (tracees, name) = (self.state.processes.len(), signal_name(signal));
         eprintln!("orrery-manager: ended by {name}; {tracees} tracees go on without it");
@@ -304,11 +318,18 @@ impl Server {
         // What it has delegated stays, as a descriptor that was passed on does, and so must what that was derived from.
         let heirs = connection.delegated.clone();
         self.closed.push((connection.capability, connection.delegated));
+        self.replace_number(number, &heirs);
+        self.state.connections = self.connections.len();
+    }
+
+    /// Has `heirs` take the place of a connection or an extension among what was delegated; ends closed connections' rights on which
+    /// nothing stands any more.
+    fn replace_number(&mut self, number: u64, heirs: &HashSet<u64>) {
         let open = self.connections.values_mut().map(|connection| &mut connection.delegated);
         let closed = self.closed.iter_mut().map(|(_, delegated)| delegated);
         for delegated in open.chain(closed) {
             if delegated.remove(&number) {
-                delegated.extend(&heirs);
+                delegated.extend(heirs);
             }
         }
         let table = &mut self.state.table;
@@ -318,7 +339,103 @@ impl Server {
             }
             !delegated.is_empty()
         });
-        self.state.connections = self.connections.len();
+    }
+
+    /// Runs extensions that connections have loaded, and ends those that are to end.
+    fn run_loaded(&mut self) {
+        let State { loaded, table, budget, .. } = &mut self.state;
+        let Some(loaded) = loaded else { return };
+        let mut handled = 0;
+        while handled < EVENTS && !budget.is_used_up() && loaded.handle_next(table) {
+            handled += 1;
+        }
+        for number in loaded.sweep(table) {
+            self.replace_number(number, &HashSet::new());
+        }
+    }
+
+    /// Begins to load an extension: its module is compiled, and the reply comes then.
+    fn begin_to_load(&mut self, number: u64, manifest: String, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let uid = self.connections.get(&number).map_or(u32::MAX, |connection| connection.uid);
+        let module = fds.into_iter().next().ok_or("cannot load an extension: its module is missing")?;
+        self.may_load(number)?;
+        if self.compiler.is_none() {
+            let compiler = Compiler::start()?;
+            epoll::add(&self.first, compiler.doorbell(), EventData::new_u64(COMPILED), EventFlags::IN)
+                .map_err(|errno| format!("cannot load an extension: {errno}"))?;
+            self.compiler = Some(compiler);
+        }
+        let compiler = self.compiler.as_mut().ok_or("cannot load an extension")?;
+        compiler.compile(number, uid, manifest, module)
+    }
+
+    /// Returns who loads an extension by a connection, if that may.
+    fn may_load(&self, number: u64) -> Result<Loader, String> {
+        let connection = self.connections.get(&number).ok_or("the connection was closed")?;
+        let rights = self.state.table.rights(&connection.capability).map_err(|error| error.to_string())?;
+        if !rights.load {
+            return Err("cannot load an extension: the connection's rights do not include it".to_owned());
+        }
+        let uid = connection.uid;
+        let most = (!self.state.is_privileged(uid)).then_some(self.state.user_extensions);
+        if let Some(most) = most {
+            let own = self.state.loaded.as_ref().map_or(0, |loaded| loaded.count(uid));
+            refuse_more(own, most, uid)?;
+        }
+        Ok(Loader { uid, most, tracee: connection.tracee })
+    }
+
+    /// Loads what was compiled, and replies.
+    fn load_compiled(&mut self) {
+        let all = self.compiler.as_mut().map(Compiler::take).unwrap_or_default();
+        for Compiled { connection, result } in all {
+            // Who has closed the connection does not wait for it any more.
+            if !self.connections.contains_key(&connection) {
+                continue;
+            }
+            let number = self.take_number();
+            let reply = match result.and_then(|compiled| self.load(connection, number, &compiled)) {
+                Ok(()) => Reply::Loaded { number },
+                Err(reason) => {
+                    self.state.counts.refused += 1;
+                    Reply::Failed(reason)
+                }
+            };
+            if !self.reply(connection, reply.into()) {
+                self.disconnect(connection);
+            }
+        }
+    }
+
+    fn load(&mut self, by: u64, number: u64, compiled: &(Manifest, Module)) -> Result<(), String> {
+        let loader = self.may_load(by)?;
+        self.state.loaded()?;
+        let State { loaded, table, .. } = &mut self.state;
+        let (Some(loaded), Some(connection)) = (loaded, self.connections.get_mut(&by)) else {
+            return Err("cannot load an extension: the connection was closed".to_owned());
+        };
+        loaded.load(number, compiled, &connection.capability, loader, table)?;
+        connection.delegated.insert(number);
+        Ok(())
+    }
+
+    /// Unloads an extension: of the connection, of its user, or any for those who may do everything.
+    fn unload(&mut self, by: u64, number: u64) -> Result<Reply, String> {
+        let unknown =
+            || format!("cannot unload extension {number}: there is none of this number that is yours");
+        let connection = self.connections.get(&by).ok_or_else(unknown)?;
+        let own = connection.delegated.contains(&number);
+        let (uid, delegated) = (connection.uid, connection.is_delegated);
+        let State { loaded, table, owner, .. } = &mut self.state;
+        let loaded = loaded.as_mut().ok_or_else(unknown)?;
+        let user = loaded.user(number).ok_or_else(unknown)?;
+        // A delegated connection may have been passed to another user.
+        if !own && (delegated || (user != uid && uid != 0 && uid != *owner)) {
+            return Err(unknown());
+        }
+        loaded.unload(number, table);
+        self.replace_number(number, &HashSet::new());
+        Ok(Reply::Done)
     }
 
     /// Handles requests of a connection; returns whether it goes on.
@@ -336,6 +453,20 @@ impl Server {
             };
             let outcome = match postcard::from_bytes::<Request>(&bytes) {
                 Ok(Request::Revoke { number: other }) => self.revoke(number, other).into(),
+                Ok(Request::Load { manifest }) => match self.begin_to_load(number, manifest, fds) {
+                    Ok(()) => return true,
+                    Err(reason) => {
+                        self.state.counts.refused += 1;
+                        Reply::Failed(reason).into()
+                    }
+                },
+                Ok(Request::Unload { number: other }) => self
+                    .unload(number, other)
+                    .unwrap_or_else(|reason| {
+                        self.state.counts.refused += 1;
+                        Reply::Failed(reason)
+                    })
+                    .into(),
                 Ok(request) => {
                     self.next += 1;
                     let next = self.next;
@@ -383,6 +514,8 @@ impl Server {
         }
         if let Some(connection) = self.connections.get(&number) {
             self.state.table.revoke(&connection.capability);
+        } else if let Some(loaded) = &mut self.state.loaded {
+            loaded.unload(number, &mut self.state.table);
         }
         if let Some(own) = self.connections.get_mut(&by) {
             own.delegated.remove(&number);

@@ -1,7 +1,7 @@
 //! What a request does.
 
 use std::collections::HashSet;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use orrery_hijack::Events;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -79,13 +79,13 @@ fn perform(
             set(state, connection, tracee, &values)?;
             Ok(Reply::Done.into())
         }
-        Request::Delegate { read, write, delegate } => {
+        Request::Delegate { read, write, delegate, load } => {
             let own = state.table.rights(&connection.capability).map_err(text)?;
             let set = |names: &[String]| -> Result<ClassSet, String> {
                 let index = |name: &String| state.table.classes().named(name).map(|(index, _)| index);
                 Ok(ClassSet::of(names.iter().map(index).collect::<Result<Vec<_>, _>>().map_err(text)?))
             };
-            let rights = Rights { read: set(&read)?, write: set(&write)?, delegate, ..own };
+            let rights = Rights { read: set(&read)?, write: set(&write)?, delegate, load, ..own };
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, theirs) = pair.map_err(|errno| format!("cannot make a connection: {errno}"))?;
             let capability = state.table.derive(&connection.capability, rights).map_err(text)?;
@@ -106,6 +106,18 @@ fn perform(
         Request::Revoke { number } => {
             Err(format!("cannot revoke connection {number}: it is none of this one's"))
         }
+        Request::Load { .. } | Request::Unload { .. } => {
+            Err("cannot change extensions here: the event loop does".to_owned())
+        }
+        Request::Extensions => {
+            // A delegated connection may be another user's.
+            if connection.is_delegated {
+                return Err("cannot list extensions: a delegated connection has no right to".to_owned());
+            }
+            let of = (!state.is_privileged(connection.uid)).then_some(connection.uid);
+            let reports = state.loaded.as_ref().map(|loaded| loaded.report(of)).unwrap_or_default();
+            Ok(Reply::Extensions(reports).into())
+        }
         Request::Subscribe { mut topics } => {
             topics.truncate(MOST);
             let heard = state.table.subscribe(&connection.capability, &topics, 1024).map_err(text)?;
@@ -123,6 +135,7 @@ fn perform(
             let mut status = state.status();
             let rights = state.table.rights(&connection.capability).map_err(text)?;
             status.tracees.retain(|tracee| rights.readable.has(TraceeId(tracee.tracee)));
+            status.packets.retain(|tracee| rights.readable.has(TraceeId(tracee.tracee)));
             Ok(Reply::Status(Box::new(status)).into())
         }
     }
@@ -181,6 +194,7 @@ fn join(
         state.remove(tracee);
         return Err(format!("cannot join process {pid}: it has ended"));
     };
+    state.net.join(tracee, pidfd.as_fd(), connection.uid);
     let own = Rights::of_user(state.table.classes(), connection.uid, state.owner, Some(tracee));
     let capability = match state.table.grant(own) {
         Ok(capability) => capability,

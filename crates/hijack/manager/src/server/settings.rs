@@ -34,6 +34,8 @@ pub struct Settings {
     pub pressure: bool,
     /// The manifests of extensions that run in it.
     pub extensions: Vec<PathBuf>,
+    /// How many extensions each ordinary user may load.
+    pub user_extensions: usize,
 }
 
 /// A monitor or handler that runs in the manager: an extension, or a service of its own.

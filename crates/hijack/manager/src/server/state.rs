@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use super::journal::Journals;
+use super::loading::Loaded;
 use super::privilege::{Budget, Privilege};
 use super::settings::{Handler, Settings};
 use crate::attributes::{AttributeError, Capability, Rights, Subscription, Table, TraceeId};
 use crate::cpu::{Admit, CpuService, Masks};
+use crate::net::NetService;
 use crate::protocol::{SCHEMA, Status};
 
 /// How long a manager that ends when it is idle waits for its first tracee, in nanoseconds.
@@ -31,6 +33,7 @@ pub(super) struct Registered {
 pub(super) struct State {
     pub(super) table: Table,
     pub(super) cpu: CpuService,
+    pub(super) net: NetService,
     pub(super) processes: HashMap<TraceeId, Process>,
     pub(super) handlers: Vec<Registered>,
     pub(super) privilege: Privilege,
@@ -39,9 +42,12 @@ pub(super) struct State {
     pub(super) connections: usize,
     pub(super) owner: u32,
     pub(super) journals: Journals,
+    /// The extensions that connections have loaded, since the first one.
+    pub(super) loaded: Option<Loaded>,
+    pub(super) user_extensions: usize,
     started: u64,
     /// What the handlers' subscriptions stand on.
-    _own: Capability,
+    own: Capability,
 }
 
 /// What a manager counts.
@@ -65,6 +71,7 @@ impl State {
         let masks = Masks::default();
         table.add_guard(Box::new(Admit::new(table.classes(), masks.clone(), online())?));
         let cpu = CpuService::new(&table, masks, &settings.mechanisms)?;
+        let net = NetService::new(&table)?;
         let all = table.grant(Rights::ALL)?;
         let handlers = handlers
             .into_iter()
@@ -76,6 +83,7 @@ impl State {
         Ok(Self {
             table,
             cpu,
+            net,
             processes: HashMap::new(),
             handlers,
             privilege,
@@ -84,8 +92,10 @@ impl State {
             connections: 0,
             owner: rustix::process::geteuid().as_raw(),
             journals,
+            loaded: None,
+            user_extensions: settings.user_extensions,
             started: crate::time::now(),
-            _own: all,
+            own: all,
         })
     }
 
@@ -106,6 +116,7 @@ impl State {
             dropped_calls: self.counts.dropped_calls,
             classes: self.table.classes().all().iter().map(|class| class.name.clone()).collect(),
             tracees: self.cpu.report(),
+            packets: self.net.report(),
         }
     }
 
@@ -115,8 +126,22 @@ impl State {
         self.processes.is_empty() && !expected
     }
 
+    /// Returns the extensions that connections have loaded.
+    pub(super) fn loaded(&mut self) -> Result<&mut Loaded, String> {
+        if self.loaded.is_none() {
+            self.loaded = Some(Loaded::new(&mut self.table, &self.own, &self.processes)?);
+        }
+        self.loaded.as_mut().ok_or_else(|| "cannot load an extension".to_owned())
+    }
+
+    /// Returns whether this user may do everything with extensions.
+    pub(super) fn is_privileged(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.owner
+    }
+
     /// Removes a tracee that has ended, or could not join.
     pub(super) fn remove(&mut self, tracee: TraceeId) {
+        self.net.leave(tracee);
         self.cpu.leave(tracee);
         self.table.remove_tracee(tracee);
         self.processes.remove(&tracee);

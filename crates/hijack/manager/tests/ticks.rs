@@ -1,0 +1,95 @@
+//! What a tick of the manager takes, in system calls: counts, which say the same on a busy machine.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use orrery_manager::client::Client;
+use orrery_manager::join::{Joined, Joining, join};
+use orrery_manager::protocol::{Reply, Request, Status};
+use orrery_testing::{Killed, eventually, is_there, skipped};
+
+/// How many tracees there are; each is one process of one thread.
+const TRACEES: usize = 3;
+/// Ticks that are counted: two seconds, and ends of periods.
+const TICKS: u64 = 250;
+
+fn ask(socket: &Path) -> Status {
+    match Client::connect(socket).unwrap().ask(&Request::Status).unwrap() {
+        Reply::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns how often each system call was made, as `strace -c` has counted.
+fn counts(text: &str) -> BTreeMap<String, u64> {
+    let count = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (name, calls) = (fields.last()?, fields.get(3)?.parse().ok()?);
+        (*name != "total").then(|| ((*name).to_owned(), calls))
+    };
+    text.lines().filter_map(count).collect()
+}
+
+#[test]
+fn a_tick_makes_few_system_calls_and_opens_nothing() {
+    if !is_there("/usr/bin/strace") {
+        return skipped!("there is no strace");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, summary) = (directory.path().join("socket"), directory.path().join("summary"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-manager"));
+    command.args(["serve", "--no-pressure", "--socket"]).arg(&socket).stderr(Stdio::null());
+    let manager = Killed(command.spawn().unwrap());
+    eventually("the manager listens", || Client::connect(&socket).is_ok());
+    let programs: Vec<(Killed, Joined)> = (0..TRACEES)
+        .map(|_| {
+            let program = Killed(Command::new("sleep").arg("1000").spawn().unwrap());
+            let value = |class: &str, value: &str| (class.to_owned(), value.to_owned());
+            let values = vec![value("cpu.target", "10ms"), value("cpu.period", "100ms")];
+            let joining = Joining { socket: Some(socket.clone()), name: "x".into(), values, journal: None };
+            let joined = join(&joining, program.0.id().cast_signed()).unwrap();
+            (program, joined)
+        })
+        .collect();
+    let begin = ask(&socket).ticks;
+    // What happens after a start has happened: a first scan, which opens the files that stay open.
+    eventually("it has found its tracees", || ask(&socket).ticks > begin + 120);
+    let mut strace: Child = Command::new("strace")
+        .args(["-c", "-p", &manager.0.id().to_string(), "-o"])
+        .arg(&summary)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut attached = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(strace.stderr.take().unwrap()), &mut attached)
+        .unwrap();
+    if !attached.contains("attached") {
+        let _ = strace.wait();
+        return skipped!("strace may not trace here: {attached}");
+    }
+    let before = ask(&socket).ticks;
+    let mut after = 0;
+    let mut asked = 1;
+    while after < before + TICKS {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        after = ask(&socket).ticks;
+        asked += 1;
+    }
+    let pid = rustix::process::Pid::from_raw(strace.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    strace.wait().unwrap();
+    let text = std::fs::read_to_string(&summary).unwrap();
+    let counts = counts(&text);
+    let ticks = after - before;
+    // The wait, the timer and three readings of the manager's own clock; a clock of each tracee. Some more in every tenth tick, for
+    // periods that end and for changes of priority, and what those who ask here cost.
+    let most = ticks * (5 + TRACEES as u64 + 3) + asked * 40;
+    let all: u64 = counts.values().sum();
+    assert!(all <= most, "{all} calls in {ticks} ticks, at most {most}: {text}");
+    let opened: u64 = ["open", "openat", "openat2"].iter().filter_map(|call| counts.get(*call)).sum();
+    assert_eq!(opened, 0, "{text}");
+    drop(programs);
+}
