@@ -15,6 +15,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("guard_policy", policies::guard),
     Target::new("guest_report", messages::guest_report),
     Target::new("guest_request", messages::guest_request),
+    Target::new("handler", policies::handler),
     Target::new("kernel_image", files::kernel_image).with_seeds(files::kernel_images).up_to(16 << 10),
     Target::new("kernel_memory", files::kernel_memory)
         .with_seeds(files::kernel_memories)
@@ -78,6 +79,7 @@ mod tests {
         all("executive_policy", &|input| orrery_hijack::Policy::parse(&text(input), "").is_ok());
         all("guard_policy", &|input| orrery_monitor::Policy::parse(&text(input)).is_ok());
         all("policy", &|input| orrery_policy::Document::parse(&text(input), "").is_ok());
+        all("handler", &|input| orrery_handler::Handler::compile(input).is_ok());
         all("orc_request", &|input| orrery_orc_wire::protocol::decode_request(input).is_ok());
         all("orc_reply", &|input| orrery_orc_wire::protocol::decode_reply(input).is_some());
         all("guest_report", &|input| orrery_orthros_wire::decode::<Report>(input).is_ok());

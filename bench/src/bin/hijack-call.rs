@@ -28,6 +28,12 @@ const FIRST: &str = "executive, first calls";
 const NATIVE: &str = "native";
 const POLICY: &str = "executive, path policy";
 const REMEMBERED: &str = "executive, remembered";
+/// A handler that compares an argument, and lets the call pass.
+const HANDLER: &str = "executive, handler";
+/// The same handler, which copies eight bytes that an argument points to.
+const COPYING: &str = "executive, copying handler";
+/// A filter of the kernel's that compares an argument.
+const FILTER: &str = "seccomp-bpf";
 const PTRACE: &str = "ptrace (SYSCALL)";
 const EMULATED: &str = "ptrace (SYSEMU)";
 const PAGE_ZERO: &str = "page zero";
@@ -42,6 +48,14 @@ const BARE: &str = "dispatch, bare handler";
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
 /// Calls that the executive answers by itself.
 const ANSWERS: &str = "[services]\nremember = ['process', 'user']\n";
+/// What decides about `getppid`, and about `write`.
+const COMPARES: &str = r#"(module (import "orrery" "argument" (func $argument (param i32) (result i64)))
+    (func (export "decide") (param i32) (result i32)
+        (if (result i32) (i64.eq (call $argument (i32.const 0)) (i64.const 0x7ead)) (then (i32.const -1)) (else (i32.const 0)))))"#;
+const COPIES: &str = r#"(module (import "orrery" "copy_from" (func $copy (param i32 i32 i32 i32) (result i32))) (memory 1)
+    (func (export "decide") (param i32) (result i32)
+        (drop (call $copy (i32.const 1) (i32.const 0) (i32.const 64) (i32.const 1)))
+        (if (result i32) (i64.eq (i64.load (i32.const 64)) (i64.const 0x7ead)) (then (i32.const -1)) (else (i32.const 0)))))"#;
 /// A library that is loaded before the C library and counts its calls.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
@@ -101,6 +115,24 @@ fn main() -> Result<ExitCode> {
     let rivals = [COUNTED, ARMED, PAGE_ZERO, PTRACE, EMULATED];
     bench.group(added(&bench, "added to getppid", PATCHED, &rivals));
     bench.group(added(&bench, "added to getppid, counted and timed", TIMED, &[STRACE]));
+    // What a handler adds to a call from a rewritten place, and what others add to a native one to look at an argument.
+    let on = |bench: &Bench, work, name: &str, ours, rivals: &[&'static str]| {
+        let pair = |way, base| {
+            let (with, without) = (entry(bench, way), entry(bench, base));
+            Entry::new(way, move || Ok(Added { with: with.start()?, without: without.start()? }))
+        };
+        let rivals = rivals.iter().map(|way| pair(way, NATIVE));
+        Group::new(name, pair(ours, PATCHED), rivals).case(case(work, name))
+    };
+    let rivals = [FILTER, PRELOAD, NOTIFY, PTRACE];
+    bench.group(on(&bench, "getppid", "added by a handler to getppid", HANDLER, &rivals));
+    bench.group(on(
+        &bench,
+        "write",
+        "added by a copying handler to write",
+        COPYING,
+        &[PRELOAD, NOTIFY, PTRACE],
+    ));
     let ours = entry(&bench, FIRST);
     let rivals = [NATIVE, BARE].map(|way| entry(&bench, way));
     bench.group(Group::new("first calls", ours, rivals).case(case("getppid", "first calls")));
@@ -141,6 +173,7 @@ fn contender(way: &str, pin: Pin) -> Result<()> {
         EMULATED => return traced(pin, true),
         PAGE_ZERO => return with_page_zero(pin),
         NOTIFY => return notified(pin),
+        FILTER => return filtered(pin),
         ARMED => return dispatched(pin, dispatch::arm_for_nothing),
         BARE => return dispatched(pin, dispatch::handle_barely),
         STRACE => {
@@ -151,6 +184,8 @@ fn contender(way: &str, pin: Pin) -> Result<()> {
         PRELOAD => return preloaded(pin),
         POLICY => options.counted(false).policy(Policy::parse(RULES, "built in")?),
         REMEMBERED => options.counted(false).policy(Policy::parse(ANSWERS, "built in")?),
+        HANDLER => options.counted(false).policy(handled("getppid", COMPARES)?),
+        COPYING => options.counted(false).policy(handled("write", COPIES)?),
         PATCHED => options.counted(false),
         COUNTED => options,
         TIMED => options.timed(true),
@@ -219,6 +254,39 @@ fn preloaded(pin: Pin) -> Result<()> {
     let status = inside.args([INSIDE, &pin.to_string()]).env("LD_PRELOAD", &library).status()?;
     ensure!(status.success(), "the process with the library failed: {status}");
     Ok(())
+}
+
+/// A policy with a handler for a call.
+fn handled(call: &str, module: &str) -> Result<Policy> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("module.wat");
+    std::fs::write(&file, module)?;
+    Ok(Policy::parse(&format!("[[rule]]\ncall = '{call}'\nhandler = '{}'\n", file.display()), "built in")?)
+}
+
+/// Serves with a filter that compares the first argument of `getppid`, and lets all calls pass.
+fn filtered(pin: Pin) -> Result<()> {
+    pin.bind()?;
+    let load =
+        |offset: usize| libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: u32::try_from(offset).unwrap_or(0) };
+    let compare = |value: u32, jf: u8| libc::sock_filter { code: 0x15, jt: 0, jf, k: value };
+    let give = |k| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k };
+    let mut program = [
+        load(std::mem::offset_of!(libc::seccomp_data, nr)),
+        compare(u32::try_from(libc::SYS_getppid)?, 3),
+        load(std::mem::offset_of!(libc::seccomp_data, args)),
+        compare(0x7ead, 1),
+        give(libc::SECCOMP_RET_ERRNO | 1),
+        give(libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: u16::try_from(program.len())?, filter: program.as_mut_ptr() };
+    // SAFETY: the filter is whole, and stays until the call has copied it.
+    let installed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+    };
+    ensure!(installed, "cannot install a filter: {}", io::Error::last_os_error());
+    serve_calls(pin)
 }
 
 /// Serves with a filter that has another thread allow each call.

@@ -551,6 +551,10 @@ pub(crate) fn report_unfollowed(hijack: &Hijack) {
     if counts.unarmed > 0 {
         eprintln!("orrery: not followed: {} threads that a filter kept from it", counts.unarmed);
     }
+    let failures = hijack.handler_failures();
+    if failures > 0 {
+        eprintln!("orrery: a handler failed: {failures} calls were refused for that, with EPERM");
+    }
 }
 
 /// Ends this process as the program ended.

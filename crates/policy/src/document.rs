@@ -214,6 +214,8 @@ pub struct Rule {
     pub redirect: Option<Spanned<String>>,
     /// Action: it transfers at most so many bytes.
     pub short: Option<Spanned<i64>>,
+    /// Action: a module decides, which is read from this file.
+    pub handler: Option<Spanned<PathBuf>>,
     /// Action: it waits first, for a duration.
     pub delay: Option<Spanned<String>>,
     /// Action: it is logged.

@@ -171,6 +171,7 @@ fn holdable(rule: RuleView<'_>, call: &str) -> Result<(), String> {
     match rule.effect() {
         Effect::None => Err("it only waits or reports".to_owned()),
         Effect::Short => Err("how much is transferred is no boundary".to_owned()),
+        Effect::Handler => Err("a handler runs within the program".to_owned()),
         Effect::Redirect if call != "connect" => Err("only connections are redirected".to_owned()),
         Effect::Rewrite if call.starts_with("execve") => {
             Err("nobody can execute in another's place".to_owned())

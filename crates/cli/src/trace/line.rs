@@ -115,6 +115,9 @@ impl Writer {
             // It says nothing about the call that its thread is in.
             return self.signal(&event, &name, &information);
         }
+        if let Some(report) = event.report() {
+            return self.report(&event, report);
+        }
         if let Some(pending) = &mut self.pending {
             pending.heard(&event);
         }
@@ -139,7 +142,7 @@ impl Writer {
                 None => Ok(()),
             },
             // What it says cannot be read.
-            State::Signal => Ok(()),
+            State::Signal | State::Report => Ok(()),
             State::Done | State::Answered => {
                 if let Some(before) = before.filter(|before| before.start() != event.start()) {
                     self.line(&before, &before, None)?;
@@ -179,6 +182,29 @@ impl Writer {
         } else {
             self.prefix(event, time, event.start())?;
             writeln!(self.lines, "--- {name} {information} ---")?;
+        }
+        self.line_ends(event.thread())
+    }
+
+    /// Writes what a rule's handler reports about a call.
+    fn report(&mut self, event: &Event, report: &[u8]) -> io::Result<()> {
+        let time = self.clock.time(event.start());
+        let text: String = String::from_utf8_lossy(report)
+            .chars()
+            .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
+            .collect();
+        if self.style.json {
+            let object = json!({
+                "thread": event.thread(),
+                "time": humantime::format_rfc3339_nanos(time).to_string(),
+                "call": event.name(),
+                "report": text,
+            });
+            serde_json::to_writer(&mut self.lines, &object)?;
+            self.lines.push(b'\n');
+        } else {
+            self.prefix(event, time, event.start())?;
+            writeln!(self.lines, "*** {}: {text} ***", event.name())?;
         }
         self.line_ends(event.thread())
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
 use orrery_hijack_image::journal::{
-    ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, Journal, RESUMED, SIGNAL, Slot, stamp_of,
+    ANSWERED, CALLERS, ENTERED, ENTRIES, EVENT, Entry, Journal, RESUMED, SIGNAL, Slot, stamp_of,
 };
 use rustix::thread::futex::{self, Flags, Timespec};
 
@@ -36,6 +36,8 @@ pub enum State {
     Resumed,
     /// No call: a handler of the program's got a signal.
     Signal,
+    /// No result: a rule's handler reports something about the call, see [`Event::report`].
+    Report,
 }
 
 impl Event {
@@ -53,6 +55,11 @@ impl Event {
         self.entry.number
     }
 
+    /// Returns what a rule's handler reports, if this is such an event.
+    pub fn report(&self) -> Option<&[u8]> {
+        self.entry.piece(0).filter(|_| self.entry.state == EVENT)
+    }
+
     /// Returns what is known of it.
     pub fn state(&self) -> State {
         match self.entry.state {
@@ -60,6 +67,7 @@ impl Event {
             ANSWERED => State::Answered,
             RESUMED => State::Resumed,
             SIGNAL => State::Signal,
+            EVENT => State::Report,
             _ => State::Done,
         }
     }

@@ -33,7 +33,7 @@ use orrery_hijack_image::shared_page::{SharedPage, Unfollowed};
 use crate::archive::Mounted;
 use crate::image::{Entries, Image, PAGE};
 use crate::maps::Maps;
-use crate::policy::{Policy, Strictness};
+use crate::policy::{Policy, Strictness, handlers_code};
 use crate::shared_code::{self, SharedCode};
 use crate::shared_segment::{SharedSegment, UserMemory};
 use crate::unfollowed;
@@ -264,11 +264,15 @@ fn furnish(
     let code = base + image.code.start;
     let code_length = image.code.end - image.code.start;
     let action = offset_of!(Config, action);
+    let table = base + image.length;
+    let (handlers, handlers_length) = handlers_code(&load.table);
     for (offset, value) in [
         (offset_of!(Config, verdicts_segment), u64::try_from(home.segment.verdicts_id()).unwrap_or(0)),
         (offset_of!(Config, image), base),
         (offset_of!(Config, image_length), load.length()),
-        (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
+        (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { table }),
+        (offset_of!(Config, handlers), table + handlers),
+        (offset_of!(Config, handlers_length), handlers_length),
         (offset_of!(Config, services), services(pid, settings)),
         (offset_of!(Config, code), code),
         (offset_of!(Config, code_length), code_length),
@@ -310,7 +314,7 @@ fn furnish(
         [image.fixed().get(copied..).unwrap_or_default(), &bytes],
     )?;
     if !load.table.is_empty() {
-        process_memory::write(pid, base + image.length, [&load.table])?;
+        process_memory::write(pid, table, [&load.table])?;
     }
     if let Some(shared) = &settings.code {
         let (id, flags) =

@@ -272,7 +272,8 @@ impl Hijack {
         self.segment.first().journal_id()
     }
 
-    /// Returns how often each rule of the policy fitted a call, and how often it acted.
+    /// Returns how often each rule of the policy fitted a call, and how often it acted: nothing for rules whose handlers decide about
+    /// every call that fits.
     pub fn rule_hits(&self) -> Vec<(u64, u64)> {
         let users = self.segment.users();
         let of = |index: usize| {
@@ -281,6 +282,13 @@ impl Hijack {
             rows.fold((0, 0), |(hits, acts), row| (add(hits, &row.hits), add(acts, &row.acts)))
         };
         (0..self.segment.first().page().rules.len()).map(of).collect()
+    }
+
+    /// Returns how many calls were refused because a handler of the policy has failed.
+    pub fn handler_failures(&self) -> u64 {
+        let users = self.segment.users();
+        let rules = users.iter().flat_map(|user| &user.page().rules);
+        rules.fold(0, |sum, row| sum.saturating_add(row.failures.load(Relaxed)))
     }
 
     /// Returns where the kernel has what a program sees at a path, by the descriptors of a process that holds the

@@ -24,6 +24,7 @@
 //! | `rewrite = "/other"` | the part of the path before the pattern's first star is replaced by this |
 //! | `redirect = "127.0.0.1:8080"` | it connects to this address |
 //! | `short = 1` | it transfers so many bytes at most |
+//! | `handler = "check.wasm"` | this module decides: see `orrery-handler` |
 //! | `delay = "5ms"` | it waits first |
 //! | `log = true` | it is logged |
 //!
@@ -56,7 +57,7 @@ pub use crate::arg_types::Detail;
 use compile::Compiled;
 pub use orrery_policy::{Manager, PolicyError};
 pub use services::{Mount, Remembered, Services, Sleep};
-pub(crate) use table::Strictness;
+pub(crate) use table::{Strictness, handlers_code};
 pub(crate) use values::errno;
 pub use view::{Destination, Effect, RuleView};
 
@@ -167,9 +168,10 @@ impl Policy {
         self.manager.as_ref()
     }
 
-    /// Returns whether some rule tells of calls.
+    /// Returns whether some rule tells of calls, or its handler of what it finds.
     pub fn tells(&self) -> bool {
-        self.rules.iter().any(|compiled| compiled.rule.log != 0)
+        let emits = |compiled: &Compiled| compiled.handler.as_ref().is_some_and(|handler| handler.emits());
+        self.rules.iter().any(|compiled| compiled.rule.log != 0 || emits(compiled))
     }
 
     /// In which line each rule begins.

@@ -19,8 +19,8 @@ const LISTED: [&str; 10] = [
     "rewriting",
 ];
 /// Other files that rows may name; the last ones are tests of the command.
-const OTHERS: [&str; 7] =
-    ["services", "start", "faults", "run_closed", "run_policy", "trace", "trace_decoding"];
+const OTHERS: [&str; 8] =
+    ["services", "start", "faults", "run_closed", "run_handler", "run_policy", "trace", "trace_decoding"];
 
 fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")

@@ -61,6 +61,10 @@ pub struct Config {
     pub code_length: AtomicU64,
     /// Where the policy's table is; zero: there is none.
     pub policy: AtomicU64,
+    /// Where the code of the policy's handlers is, behind its table.
+    pub handlers: AtomicU64,
+    /// How long that is, in whole pages; zero: there are none.
+    pub handlers_length: AtomicU64,
     /// Which services answer calls: a set of [`service`].
     pub services: AtomicU64,
     /// Whether single calls are logged.

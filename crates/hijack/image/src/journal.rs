@@ -65,7 +65,7 @@ pub struct Entry {
     pub thread: u32,
     /// The number.
     pub number: u32,
-    /// [`ENTERED`], [`DONE`], [`ANSWERED`], [`RESUMED`] or [`SIGNAL`].
+    /// [`ENTERED`], [`DONE`], [`ANSWERED`], [`RESUMED`], [`SIGNAL`] or [`EVENT`].
     pub state: u32,
     /// Which rule asked for this.
     pub rule: u32,
@@ -98,6 +98,9 @@ pub const RESUMED: u32 = 4;
 pub const SIGNAL: u32 = 5;
 /// How many bytes of a `siginfo_t` are told: what signals of any kind have there.
 pub const INFORMATION: usize = 48;
+
+/// No result: a handler reports something while it decides about the call. The entry has that as the memory of the first argument.
+pub const EVENT: u32 = 6;
 
 /// The bits of a piece that are its length.
 pub const PIECE_LENGTH: u16 = 0xfff;

@@ -49,6 +49,7 @@ pub mod automaton;
 pub mod capture;
 pub mod config;
 pub mod glob;
+pub mod handler;
 pub mod journal;
 pub mod nr;
 pub mod policy;

@@ -89,6 +89,10 @@ pub struct Table {
     pub callers: Text,
     /// Where the mounts are, and how many: a [`Mount`] each.
     pub mounts: Text,
+    /// Where the handlers are, and how many: a [`crate::handler::Handler`] each.
+    pub handlers: Text,
+    /// Where their code is: whole pages, at the table's end.
+    pub code: Text,
     /// The automaton of all path patterns: see [`crate::automaton`]; none: patterns are asked one by one.
     pub automaton: Text,
     /// For each call, its references.
@@ -134,9 +138,9 @@ pub struct Rule {
     /// Not zero: it is asked about a look at a file by its descriptor, too: an `fstat` that is made as `newfstatat` or
     /// `statx` with an empty path.
     pub descriptors: u32,
-    /// Unused; zero.
-    pub padding: u32,
-    /// What the call returns, or how many bytes it gets.
+    /// Not zero: what it does needs the room that paths have.
+    pub room: u32,
+    /// What the call returns, how many bytes it gets, or the index of the handler that decides.
     pub value: i64,
     /// Nanoseconds to wait first.
     pub delay: u64,
@@ -232,6 +236,8 @@ pub mod action {
     pub const REWRITE: u32 = 4;
     /// Has it connect to another address.
     pub const REDIRECT: u32 = 5;
+    /// Has a handler decide.
+    pub const HANDLER: u32 = 6;
 }
 
 const _: () = assert!(size_of::<Table>().is_multiple_of(8) && size_of::<Rule>().is_multiple_of(8));

@@ -110,6 +110,8 @@ pub struct RuleCount {
     pub hits: AtomicU64,
     /// Calls on which it acted.
     pub acts: AtomicU64,
+    /// Calls about which its handler has failed, and which were refused.
+    pub failures: AtomicU64,
 }
 
 /// What is counted of one system call.

@@ -1,6 +1,13 @@
 //! Checks what rules say against what is known of calls.
 
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use orrery_handler::Handler;
 use orrery_hijack_image::glob;
+use orrery_hijack_image::handler::needs;
 use orrery_hijack_image::policy::{CALLERS, NO_ARGUMENT, RULES, Rule, Shape, action, kinds, log};
 use orrery_policy::{Fault, Rule as RuleText, Words};
 use toml::Spanned;
@@ -26,6 +33,8 @@ pub(crate) struct Compiled {
     pub(crate) callers: Vec<u8>,
     /// The patterns for programs.
     pub(crate) programs: Vec<u8>,
+    /// What decides, if a handler does.
+    pub(crate) handler: Option<Arc<Handler>>,
 }
 
 /// Calls that are an `fstat` if their path is empty.
@@ -64,7 +73,10 @@ pub(crate) fn closing(given: &[Compiled]) -> Vec<Compiled> {
     if !denying.is_empty() {
         closing.push(refusing(calls::unknown(), libc::ENOSYS));
     }
-    if denying.iter().any(|compiled| !compiled.path.is_empty() || compiled.rule.address.family != 0) {
+    let about_files = |compiled: &&Compiled| {
+        !compiled.path.is_empty() || compiled.rule.address.family != 0 || compiled.handler.is_some()
+    };
+    if denying.iter().any(about_files) {
         let numbers = IO_URING.iter().filter_map(|name| Some(calls::named(name)?.number)).collect();
         closing.push(refusing(numbers, libc::EPERM));
     }
@@ -76,7 +88,8 @@ impl Compiled {
     /// injects faults does.
     pub(crate) fn denies(&self) -> bool {
         let Rule { action, value, site, every, after, times, .. } = self.rule;
-        action == action::ANSWER && value < 0 && site == 0 && every <= 1 && after == 0 && times == 0
+        let refuses = action == action::HANDLER || action == action::ANSWER && value < 0;
+        refuses && site == 0 && every <= 1 && after == 0 && times == 0
     }
 }
 
@@ -112,7 +125,7 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
         Ok(())
     };
     act(text, spanned, &mut compiled)?;
-    if compiled.rule.action == action::ANSWER {
+    if matches!(compiled.rule.action, action::ANSWER | action::HANDLER) {
         restrict("cannot be answered: the program could not go on, or not end", &|signature| {
             !NEVER_ANSWERED.contains(&signature.name)
         })?;
@@ -296,6 +309,18 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         }
         compiled.target = target;
     }
+    if let Some(handler) = &text.handler {
+        decide("handler", handler.span())?;
+        rule.action = action::HANDLER;
+        let path = handler.get_ref();
+        let found = read_module(path).map_err(|error| error.to_string());
+        let made = found.and_then(|source| Handler::compile(&source).map_err(|fault| fault.to_string()));
+        let made = made.or_else(|problem| {
+            wrong(handler, format!("cannot use the handler {}: {problem}", path.display()))
+        })?;
+        rule.room = u32::from(made.needs & needs::REPLACES != 0);
+        compiled.handler = Some(Arc::new(made));
+    }
     if let Some(delay) = &text.delay {
         let duration = orrery_policy::values::duration(delay.get_ref());
         let duration = duration.or_else(|message| wrong(delay, message))?;
@@ -309,7 +334,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
     if decided.is_none() && rule.delay == 0 && rule.log == 0 {
         return wrong(
             whole,
-            "the rule does nothing: allow, deny, return, rewrite, redirect, short, delay or log",
+            "the rule does nothing: allow, deny, return, rewrite, redirect, short, handler, delay or log",
         );
     }
     for (given, place, least) in [
@@ -325,6 +350,17 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         }
     }
     Ok(())
+}
+
+/// Reads the file of a handler's module: as much as shows that it is too large, and nothing that is no file.
+fn read_module(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let most = 4 * orrery_handler::LARGEST as u64 + 1;
+    let mut source = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut source)?;
+    Ok(source)
 }
 
 fn count(given: &Spanned<i64>) -> Result<u32, Fault> {

@@ -3,7 +3,9 @@
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
 
+use orrery_handler::Handler;
 use orrery_hijack_image::glob;
+use orrery_hijack_image::handler::Handler as HandlerEntry;
 use orrery_hijack_image::nr::CALLS;
 use orrery_hijack_image::policy::{Address, MAGIC, Mount, Rule, Shape, Span, Table, Text, action};
 
@@ -12,6 +14,10 @@ use super::{Policy, automaton};
 use crate::archive::Mounted;
 use crate::arg_types;
 use crate::calls;
+use crate::image::PAGE;
+
+/// The code of each handler begins on such a multiple.
+const CODE_ALIGNED: usize = 16;
 
 /// Bytes that grow, and remember where things are.
 struct Layout {
@@ -36,6 +42,40 @@ impl Layout {
         Text { start, length: u32::try_from(text.len()).unwrap_or(0) }
     }
 
+    /// Adds handlers, whose entries begin at `entries`: what they load, and at the end, in pages of its own, their code.
+    fn handlers(&mut self, handlers: &[&Handler], entries: u32) -> Text {
+        if handlers.is_empty() {
+            return Text::default();
+        }
+        let mut made = Vec::new();
+        for handler in handlers {
+            self.align();
+            let constants: Vec<u8> = handler.constants.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let constants = self.text(&constants);
+            made.push((self.text(&handler.data), constants));
+        }
+        let page = usize::try_from(PAGE).unwrap_or(1);
+        self.bytes.resize(self.bytes.len().next_multiple_of(page), 0);
+        let start = self.end();
+        for (index, (handler, (data, constants))) in handlers.iter().zip(made).enumerate() {
+            // What is between is no instruction that does anything: int3.
+            self.bytes.resize(self.bytes.len().next_multiple_of(CODE_ALIGNED), 0xcc);
+            let entry = HandlerEntry {
+                entry: self.end() + handler.entry,
+                needs: handler.needs,
+                data,
+                constants,
+                stack: handler.stack,
+                globals: handler.globals,
+            };
+            self.bytes.extend(&handler.code);
+            let at = usize::try_from(entries).unwrap_or(0) + index * size_of::<HandlerEntry>();
+            self.put(at, bytes_of(&entry));
+        }
+        self.bytes.resize(self.bytes.len().next_multiple_of(page), 0xcc);
+        Text { start, length: self.end() - start }
+    }
+
     fn put(&mut self, at: usize, bytes: &[u8]) {
         if let Some(place) = self.bytes.get_mut(at..at + bytes.len()) {
             place.copy_from_slice(bytes);
@@ -47,6 +87,15 @@ impl Layout {
 fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     // SAFETY: `T` is one of the table's structures, which have no padding; the slice borrows it.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// Returns where in a table the code of handlers is, and how long; zeros: there is none.
+pub(crate) fn handlers_code(table: &[u8]) -> (u64, u64) {
+    let half = |at: usize| {
+        let bytes = table.get(offset_of!(Table, code) + at..).and_then(<[u8]>::first_chunk);
+        bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes).into())
+    };
+    (half(offset_of!(Text, start)), half(offset_of!(Text, length)))
 }
 
 /// What becomes of programs that a policy cannot follow.
@@ -116,6 +165,15 @@ impl Policy {
         let automaton_text = layout.text(automaton.as_deref().unwrap_or(&[]));
         layout.align();
 
+        let mut handlers: Vec<&Handler> = Vec::new();
+        for handler in rules.iter().filter_map(|compiled| compiled.handler.as_deref()) {
+            if !handlers.contains(&handler) {
+                handlers.push(handler);
+            }
+        }
+        let handlers_text = Text { start: layout.end(), length: count(handlers.len()) };
+        layout.bytes.resize(layout.bytes.len() + handlers.len() * size_of::<HandlerEntry>(), 0);
+
         // Their texts follow when all places are known.
         let callers: Vec<_> =
             rules.iter().map(|compiled| &compiled.callers).filter(|callers| !callers.is_empty()).collect();
@@ -130,6 +188,10 @@ impl Policy {
             let list = lists.iter().position(|list| *list == compiled.path);
             rule.fits = list.filter(|_| automaton.is_some()).map_or(0, |list| 1 << list);
             rule.descriptors = u32::from(compiled.descriptors);
+            if let Some(own) = compiled.handler.as_deref() {
+                let index = handlers.iter().position(|handler| *handler == own);
+                rule.value = index.and_then(|index| i64::try_from(index).ok()).unwrap_or(i64::MAX);
+            }
             rule.target = layout.text(&compiled.target);
             rule.address = Address { path: layout.text(&compiled.address_path), ..rule.address };
             if !compiled.callers.is_empty() {
@@ -152,6 +214,7 @@ impl Policy {
             };
             layout.put(place(mounts_text.start, index, size_of::<Mount>()), bytes_of(&mount));
         }
+        let code_text = layout.handlers(&handlers, handlers_text.start);
         layout.align();
         let length = layout.bytes.len() as u64;
         let tells_only =
@@ -170,6 +233,8 @@ impl Policy {
             (offset_of!(Table, references), bytes_of(&references_text)),
             (offset_of!(Table, callers), bytes_of(&callers_text)),
             (offset_of!(Table, mounts), bytes_of(&mounts_text)),
+            (offset_of!(Table, handlers), bytes_of(&handlers_text)),
+            (offset_of!(Table, code), bytes_of(&code_text)),
             (offset_of!(Table, automaton), bytes_of(&automaton_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),

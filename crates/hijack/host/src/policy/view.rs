@@ -30,6 +30,8 @@ pub enum Effect {
     Redirect,
     /// It transfers fewer bytes.
     Short,
+    /// A handler decides.
+    Handler,
 }
 
 /// Where a call goes.
@@ -87,6 +89,7 @@ impl RuleView<'_> {
             action::REWRITE => Effect::Rewrite,
             action::REDIRECT => Effect::Redirect,
             action::SHORT => Effect::Short,
+            action::HANDLER => Effect::Handler,
             _ => Effect::None,
         }
     }

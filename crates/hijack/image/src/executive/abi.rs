@@ -1,5 +1,6 @@
 //! The interface to the kernel and to the program: system calls, signal frames, memory, and the assembly's functions.
 
+pub(crate) mod areas;
 #[cfg(feature = "image")]
 pub(crate) mod freestanding;
 pub(crate) mod pool;

@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::AcqRel, Ordering::Acqui
 use crate::executive::abi::syscall::{call, failed};
 use crate::nr;
 
-/// How many items a block has.
-const ITEMS: usize = 32;
+/// How many items a block has at most, and where nothing else is said.
+pub(crate) const ITEMS: usize = 32;
 const PROT_READ_WRITE: u64 = 3;
 const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
 
@@ -24,20 +24,20 @@ pub(crate) unsafe trait Item: 'static {
 
 /// A block of items.
 #[repr(C)]
-struct Block<T> {
+struct Block<T, const N: usize> {
     /// For each item who has it; zero: nobody. Together, because some look at all of them.
-    takers: [AtomicU32; ITEMS],
-    next: AtomicPtr<Block<T>>,
-    items: [T; ITEMS],
+    takers: [AtomicU32; N],
+    next: AtomicPtr<Block<T, N>>,
+    items: [T; N],
 }
 
 /// Items that threads take, each with a number that is not zero, and release.
-pub(crate) struct Pool<T> {
-    first: core::cell::UnsafeCell<Block<T>>,
+pub(crate) struct Pool<T, const N: usize = ITEMS> {
+    first: core::cell::UnsafeCell<Block<T, N>>,
 }
 
 // SAFETY: an item is used by the thread alone that has turned its taker from zero into another number; all else is atomic.
-unsafe impl<T> Sync for Pool<T> {}
+unsafe impl<T, const N: usize> Sync for Pool<T, N> {}
 
 /// An item that was taken.
 #[derive(Clone, Copy)]
@@ -47,19 +47,19 @@ pub(crate) struct Taken<T: 'static> {
     pub(crate) taker: &'static AtomicU32,
 }
 
-impl<T: Item> Pool<T> {
+impl<T: Item, const N: usize> Pool<T, N> {
     pub(crate) const fn new() -> Self {
         let first = Block {
-            takers: [const { AtomicU32::new(0) }; ITEMS],
+            takers: [const { AtomicU32::new(0) }; N],
             next: AtomicPtr::new(ptr::null_mut()),
-            items: [const { T::ZERO }; ITEMS],
+            items: [const { T::ZERO }; N],
         };
         Self { first: core::cell::UnsafeCell::new(first) }
     }
 
-    fn blocks(&'static self) -> impl Iterator<Item = *mut Block<T>> {
+    fn blocks(&'static self) -> impl Iterator<Item = *mut Block<T, N>> {
         // SAFETY: blocks are never unmapped, so that each `next` leads to a whole one.
-        let next = |block: &*mut Block<T>| unsafe { (**block).next.load(Acquire) };
+        let next = |block: &*mut Block<T, N>| unsafe { (**block).next.load(Acquire) };
         core::iter::successors(Some(self.first.get()), move |block| {
             Some(next(block)).filter(|next| !next.is_null())
         })
@@ -68,7 +68,7 @@ impl<T: Item> Pool<T> {
     /// Returns all items, taken or not.
     pub(crate) fn all(&'static self) -> impl Iterator<Item = Taken<T>> {
         self.blocks().flat_map(|block| {
-            (0..ITEMS).map(move |index| {
+            (0..N).map(move |index| {
                 // SAFETY: within a block, which is never unmapped; no reference to the item is made.
                 unsafe { Taken { item: &raw mut (*block).items[index], taker: &(*block).takers[index] } }
             })
@@ -87,14 +87,14 @@ impl<T: Item> Pool<T> {
     /// # Errors
     /// As mmap(2), negative.
     pub(crate) fn grow(&'static self) -> Result<(), i64> {
-        let length = size_of::<Block<T>>() as u64;
+        let length = size_of::<Block<T, N>>() as u64;
         // SAFETY: a new mapping, at a place of the kernel's choice.
         let made =
             unsafe { call(nr::mmap, [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0]) };
         if failed(made) {
             return Err(made);
         }
-        let block = ptr::with_exposed_provenance_mut::<Block<T>>(made as usize);
+        let block = ptr::with_exposed_provenance_mut::<Block<T, N>>(made as usize);
         let mut at = self.first.get();
         loop {
             // SAFETY: blocks are never unmapped; `at` is one of them.
@@ -110,7 +110,7 @@ impl<T: Item> Pool<T> {
     pub(crate) fn overlaps(&'static self, start: u64, end: u64) -> bool {
         self.blocks().skip(1).any(|block| {
             let first = block.addr() as u64;
-            first < end && start < first + size_of::<Block<T>>() as u64
+            first < end && start < first + size_of::<Block<T, N>>() as u64
         })
     }
 

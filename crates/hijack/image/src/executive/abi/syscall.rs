@@ -12,6 +12,7 @@ pub(crate) const EFAULT: i64 = 14;
 pub(crate) const EINVAL: i64 = 22;
 pub(crate) const ERANGE: i64 = 34;
 pub(crate) const ENAMETOOLONG: i64 = 36;
+pub(crate) const EMSGSIZE: i64 = 90;
 pub(crate) const ENOSYS: i64 = 38;
 
 /// Makes a system call: its result, or an error number below zero.

@@ -33,6 +33,8 @@ global_asm!(
     return_addresses = sym RETURN_ADDRESSES,
     config = sym ORRERY_CONFIG,
     code = const core::mem::offset_of!(Config, code),
+    handlers_code = const core::mem::offset_of!(Config, handlers),
+    handlers_length = const core::mem::offset_of!(Config, handlers_length),
     code_length = const core::mem::offset_of!(Config, code_length),
     action = const core::mem::offset_of!(Config, action),
     arming_forbidden = const core::mem::offset_of!(Config, arming_forbidden),

@@ -30,7 +30,7 @@ pub(crate) fn run(number: u64, arguments: [u64; 6], site: u64, mut origin: Origi
     match policy() {
         Some(policy) if policy.concerns(number) => {
             let call = Call { policy, number, arguments, site, stack: origin.stack() };
-            let paths = policy.rules(number).any(|rule| rule.path.length != 0);
+            let paths = policy.rules(number).any(|rule| rule.path.length != 0 || rule.room != 0);
             if paths { judged_with_paths(&call, &mut origin) } else { judged(&call, &mut [], &mut origin) }
         }
         _ => serve(number, arguments, &mut origin),

@@ -13,8 +13,8 @@ use crate::executive::abi::syscall::{EFAULT, EINTR, address, call};
 use crate::executive::abi::tsc::{since, ticks};
 use crate::executive::abi::user_memory;
 use crate::journal::{
-    ANSWERED, DATA, DONE, ENTERED, ENTRIES, Entry, INFORMATION, Journal, PIECE_LENGTH, PIECE_SHIFT, RESUMED,
-    SIGNAL, Slot, stamp_of,
+    ANSWERED, DATA, DONE, ENTERED, ENTRIES, EVENT, Entry, INFORMATION, Journal, PIECE_LENGTH, PIECE_SHIFT,
+    RESUMED, SIGNAL, Slot, stamp_of,
 };
 use crate::nr;
 use crate::policy::{NO_ARGUMENT, Rule, log};
@@ -43,6 +43,19 @@ pub(crate) fn begin(entry: &mut Entry, call: &Call, rule: &Rule, facts: &mut Fac
         entry.state = ENTERED;
         write(entry);
     }
+}
+
+/// Writes what a handler reports while it decides about a call: no more than an entry has room for.
+pub(crate) fn event(entry: &mut Entry, call: &Call, rule: &Rule, bytes: &[u8]) {
+    *entry = Entry::EMPTY;
+    (entry.thread, entry.number, entry.rule, entry.state) =
+        (this_thread(), call.number as u32, rule.counter, EVENT);
+    (entry.arguments, entry.start) = (call.arguments, ticks());
+    if let Some(place) = entry.data.get_mut(..bytes.len()) {
+        place.copy_from_slice(bytes);
+        entry.pieces[0] = 1 << PIECE_SHIFT | bytes.len() as u16;
+    }
+    write(entry);
 }
 
 /// Notes that a call is in no entry.

@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::conditions::{Call, Facts};
+use super::handlers::{self, Decision};
 use super::path_filter;
 use super::table::Policy;
 use crate::executive::abi::state::shared_page;
@@ -83,6 +84,17 @@ pub(crate) fn judge(call: &Call, facts: &mut Facts<'_>, changes: &mut Changes) -
                     return Verdict { outcome: Outcome::Answer(error), logged };
                 }
             }
+            action::HANDLER => {
+                let decision = handlers::decide(call, rule, &mut changes.arguments, &mut facts.room);
+                if decision.delay != 0 {
+                    wait(decision.delay);
+                }
+                match decision.outcome {
+                    Decision::Pass => {}
+                    Decision::Allow => break,
+                    Decision::Answer(result) => return Verdict { outcome: Outcome::Answer(result), logged },
+                }
+            }
             action::REDIRECT => changes.redirect(shape, policy.bytes(rule.target)),
             _ => {}
         }
@@ -92,6 +104,10 @@ pub(crate) fn judge(call: &Call, facts: &mut Facts<'_>, changes: &mut Changes) -
 
 /// Counts a hit, and says whether it is one to act on.
 fn is_due(rule: &Rule) -> bool {
+    // Two additions that processors have to agree on take as long as a handler: it is counted where that decides something.
+    if rule.action == action::HANDLER && rule.every <= 1 && rule.after == 0 && rule.times == 0 {
+        return true;
+    }
     let Some(count) = shared_page().rules.get(rule.counter as usize) else { return false };
     let hit = count.hits.fetch_add(1, Relaxed);
     let Some(hit) = hit.checked_sub(u64::from(rule.after)) else { return false };

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::automaton::Automaton;
 use crate::capture::{ArgCapture, CAPTURES};
 use crate::executive::abi::state::ORRERY_CONFIG;
+use crate::handler::Handler;
 use crate::nr::CALLS;
 use crate::policy::{Mount, Rule, Shape, Table, Text};
 
@@ -33,6 +34,17 @@ impl Policy {
             let start = self.table.cast::<u8>().add(text.start as usize).cast::<T>();
             core::slice::from_raw_parts(start, count as usize)
         }
+    }
+
+    /// A handler, if there is one of this index.
+    pub(crate) fn handler(self, index: i64) -> Option<&'static Handler> {
+        let handlers = self.table().handlers;
+        self.slice::<Handler>(handlers, handlers.length).get(index as usize)
+    }
+
+    /// The address of something in the table, by its offset.
+    pub(crate) fn address(self, offset: u32) -> u64 {
+        self.table.addr() as u64 + u64::from(offset)
     }
 
     /// Some bytes of the table.

@@ -5,8 +5,12 @@
 //! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) get a larger size: else
 //! these stacks overflow into what is below. See getauxval(3) and sysconf(3).
 
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::trampoline;
 use crate::executive::signals::handlers;
+use crate::handler;
 
 /// The least that a signal's delivery needs of an alternate stack, in bytes.
 const AT_MINSIGSTKSZ: u64 = 51;
@@ -15,6 +19,8 @@ const AT_NULL: u64 = 0;
 /// What the executive's functions use for a call, at most: the test `frames` has a stack with a guard page for that. What needs more is
 /// in `work_areas`.
 const FUNCTIONS: u64 = 3 << 10;
+/// What the function that runs a handler has on the stack.
+const HANDLER: u64 = 1 << 10;
 /// Frames begin on such multiples, behind a red zone.
 const ALIGNED: u64 = 64;
 
@@ -44,7 +50,10 @@ pub(crate) unsafe fn raise_min_stack_size(stack: u64) {
 fn needed(frame: u64) -> u64 {
     let shown = handlers::ROOM as u64 + ALIGNED;
     let dispatched = trampoline::RED_ZONE + frame;
-    frame + shown + dispatched + FUNCTIONS
+    // What a handler of the policy uses is above that of the functions.
+    let handlers =
+        if ORRERY_CONFIG.handlers_length.load(Relaxed) == 0 { 0 } else { handler::STACK + HANDLER };
+    frame + shown + dispatched + FUNCTIONS + handlers
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::executive::signals::{held_sigsys, sigaction, sigmask};
 use crate::nr;
 
 const PROT_READ: u64 = 1;
+const PROT_EXEC: u64 = 4;
 const PR_SET_TIMERSLACK: u64 = 29;
 /// Nanoseconds by which timers may be late on purpose.
 const SHORTEST_SLACK: u64 = 1;
@@ -53,6 +54,11 @@ pub(crate) extern "C" fn boot(checked: u64, options: u64, stack: u64) -> i64 {
             if length != 0 && !failed(result) {
                 result = call(nr::mprotect, [start, length, PROT_READ, 0, 0, 0]);
             }
+        }
+        let handlers = config.handlers_length.load(Relaxed);
+        if handlers != 0 && !failed(result) {
+            result =
+                call(nr::mprotect, [config.handlers.load(Relaxed), handlers, PROT_READ | PROT_EXEC, 0, 0, 0]);
         }
         if options & PRECISE != 0 && !failed(result) {
             result = call(nr::prctl, [PR_SET_TIMERSLACK, SHORTEST_SLACK, 0, 0, 0, 0]);

@@ -11,8 +11,8 @@ use crate::executive::abi::trampoline::orrery_unmap_and_exit;
 use crate::executive::abi::{readable, vfork_slots, work_areas};
 use crate::executive::memory::code_ranges::{add, forget, locked, overlaps};
 use crate::executive::memory::{saved_code, stub_pages};
-use crate::executive::policy::paths;
 use crate::executive::policy::table::{Policy, policy};
+use crate::executive::policy::{handlers, paths};
 use crate::executive::process::users;
 use crate::executive::signals::held_sigsys;
 use crate::policy::Text;
@@ -66,6 +66,7 @@ fn is_ours(start: u64, end: u64) -> bool {
         || stub_pages::overlap(start, end)
         || vfork_slots::overlap(start, end)
         || work_areas::overlap(start, end)
+        || handlers::overlap(start, end)
 }
 
 /// Returns what a call does to existing mappings: up to two ranges.

@@ -14,6 +14,7 @@ use crate::executive::abi::trampoline::{
 };
 use crate::executive::abi::unwind_step::{Step, kind, number};
 use crate::executive::memory::stub_pages;
+use crate::executive::policy::handlers;
 
 /// What was found out about registers. They are changed in their place: this runs on the program's stack, which may be small.
 enum Found {
@@ -43,6 +44,9 @@ pub(super) fn to_program(registers: &mut Registers) -> bool {
 
 fn step_out(registers: &mut Registers) -> Found {
     let code = ORRERY_CONFIG.code.load(Relaxed);
+    if handlers::contain(registers.rip) {
+        return within(registers, registers.rbp, None);
+    }
     if registers.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
         return in_stub(registers).map_or(Found::Unknown, |()| Found::Program);
     }

@@ -7,6 +7,7 @@ use crate::executive::abi::signal_frame::{Context, Registers};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::trampoline::orrery_trampolines;
 use crate::executive::abi::unwind_step::kind;
+use crate::executive::policy::handlers;
 use crate::executive::signals::registers::{Caller, caller, step, word};
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -51,11 +52,13 @@ enum Saved {
 /// `None`: in the processor.
 fn saved_xmm(found: &Registers) -> Option<Saved> {
     let code = ORRERY_CONFIG.code.load(Relaxed);
-    if found.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
+    let in_handler = handlers::contain(found.rip);
+    if !in_handler && found.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
         return None;
     }
     let offset = found.rip.wrapping_sub((orrery_trampolines as *const ()).addr() as u64);
-    let caller = match step(offset)?.stack {
+    let kind = if in_handler { kind::END } else { step(offset)?.stack };
+    let caller = match kind {
         kind::END | kind::PERFORMS | kind::PERFORMED => caller(found.rsp, found.rbp)?,
         // SAFETY: its caller's rbp is on the stack.
         kind::COMPATIBLE => caller(found.rsp, unsafe { word(found.rsp) })?,

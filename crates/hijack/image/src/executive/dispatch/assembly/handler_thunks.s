@@ -58,6 +58,10 @@ orrery_handle:
     sub rax, [rip + {config} + {code}]
     cmp rax, [rip + {config} + {code_length}]
     jb 2f
+    mov rax, rcx
+    sub rax, [rip + {config} + {handlers_code}]
+    cmp rax, [rip + {config} + {handlers_length}]
+    jb 2f
     cmp rcx, [rip + {lowest_stub}]
     jb 3f
     cmp rcx, [rip + {highest_stub}]

@@ -1,0 +1,378 @@
+//! `orrery run --policy` with rules whose handlers decide: WebAssembly modules, in the path of real programs' calls.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "run/facility.rs"]
+mod facility;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use orrery_testing::{Compiler, PublicDirectory, is_there, skipped};
+
+const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+const PYTHON: &str = "/usr/bin/python3";
+/// `nobody`.
+const NOBODY: &str = "65534";
+
+/// Answers `getppid` with a constant.
+const ANSWERS: &str = r#"(module
+    (import "orrery" "answer" (func $answer (param i64)))
+    (func (export "decide") (param i32) (result i32)
+        (call $answer (i64.const 4242)) (i32.const 2)))"#;
+/// Denies paths that contain "secret": the example of the chapter.
+const DENIES: &str = include_str!("../../../examples/handlers/secret.wat");
+/// Fails.
+const LOOPS: &str =
+    r#"(module (func (export "decide") (param i32) (result i32) (loop (br 0)) (i32.const 0)))"#;
+
+/// A directory with a module and a policy whose rule for `call` it is the handler of.
+fn scene(call: &str, module: &str) -> PublicDirectory {
+    let directory = PublicDirectory::new();
+    fs::write(directory.path().join("module.wat"), module).unwrap();
+    let policy = format!("[[rule]]\ncall = '{call}'\nhandler = 'module.wat'\n");
+    fs::write(directory.path().join("policy.toml"), policy).unwrap();
+    directory
+}
+
+fn command(directory: &Path, prefix: &[&str], orrery: &Path, words: &[&str]) -> Command {
+    let mut all: Vec<PathBuf> = prefix.iter().map(PathBuf::from).collect();
+    all.push(orrery.to_owned());
+    let mut command = Command::new(all.remove(0));
+    command.args(all).args(["run", "--policy", "policy.toml", "--"]).args(words);
+    command.current_dir(directory).stdin(Stdio::null()).env("LC_ALL", "C");
+    command
+}
+
+fn run(directory: &Path, words: &[&str]) -> Output {
+    command(directory, &[], Path::new(ORRERY), words).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a script in Python, which says what it found.
+fn python(call: &str, module: &str, script: &str) -> String {
+    let directory = scene(call, module);
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn a_handler_answers() {
+    if facility::is_missing() {
+        return;
+    }
+    // From places that are dispatched at first, and rewritten then.
+    assert_eq!(
+        python("getppid", ANSWERS, "import os; print({os.getppid() for _ in range(100)})"),
+        "{4242}\n"
+    );
+}
+
+#[test]
+fn a_handler_compares_arguments() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module
+        (import "orrery" "argument" (func $argument (param i32) (result i64)))
+        (func (export "decide") (param i32) (result i32)
+            (if (result i32) (i64.eq (call $argument (i32.const 0)) (i64.const 1234567))
+                (then (i32.const -71)) (else (i32.const 0)))))"#;
+    let script = "
+import os
+def ask(number):
+    try: return os.getpgid(number) == os.getpgrp()
+    except OSError as error: return error.errno
+print([{ask(number) for _ in range(50)} for number in (0, 1234567)])";
+    assert_eq!(python("getpgid", module, script), "[{True}, {71}]\n");
+}
+
+#[test]
+fn a_handler_denies_by_content() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = scene("openat", DENIES);
+    for name in ["secret", "plain", "a-secret-b"] {
+        fs::write(directory.path().join(name), format!("{name}\n")).unwrap();
+    }
+    let output = run(directory.path(), &["cat", "plain", "secret", "./a-secret-b"]);
+    assert_eq!(text(&output.stdout), "plain\n");
+    assert_eq!(
+        text(&output.stderr),
+        "cat: secret: Permission denied\ncat: ./a-secret-b: Permission denied\n"
+    );
+    // What cannot be read is the kernel's to say.
+    let script = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print({(libc.syscall(257, -100, ctypes.c_void_p(8), 0), ctypes.get_errno()) for _ in range(50)})";
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert_eq!(text(&output.stdout), "{(-1, 14)}\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_handler_rewrites_arguments() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module
+        (import "orrery" "set_argument" (func $set (param i32 i64)))
+        (func (export "decide") (param i32) (result i32) (call $set (i32.const 0) (i64.const 0x12)) (i32.const 1)))"#;
+    assert_eq!(python("umask", module, "import os; os.umask(0o777); print(os.umask(0o777))"), "18\n");
+    // A path that the program cannot change any more.
+    let module = r#"(module
+        (import "orrery" "copy_from" (func $copy (param i32 i32 i32 i32) (result i32)))
+        (import "orrery" "replace" (func $replace (param i32 i32 i32) (result i32)))
+        (memory 1) (data (i32.const 100) "other")
+        (func (export "decide") (param i32) (result i32)
+            (drop (call $copy (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 5)))
+            (if (i32.and (i32.eq (i32.load (i32.const 0)) (i32.const 0x656c6966)) (i32.eqz (i32.load8_u (i32.const 4))))
+                (then (return (call $replace (i32.const 1) (i32.const 100) (i32.const 5)))))
+            (i32.const 0)))"#;
+    let directory = scene("openat", module);
+    fs::write(directory.path().join("file"), "file\n").unwrap();
+    fs::write(directory.path().join("other"), "other\n").unwrap();
+    let script = "print({open('file').read() for _ in range(50)}, open('./file').read())";
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert_eq!(text(&output.stdout), "{'other\\n'} file\n\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_handler_delays() {
+    if facility::is_missing() {
+        return;
+    }
+    for (delay, least, most) in [("50000000", 50, 1000), ("-1", 1000, 60_000)] {
+        let module = format!(
+            r#"(module (import "orrery" "delay" (func $delay (param i64)))
+                (func (export "decide") (param i32) (result i32) (call $delay (i64.const {delay})) (i32.const 0)))"#
+        );
+        let directory = scene("sync", &module);
+        let script = "import os, time; start = time.monotonic(); os.sync(); print(time.monotonic() - start)";
+        let start = Instant::now();
+        let output = run(directory.path(), &[PYTHON, "-c", script]);
+        let took: f64 = text(&output.stdout).trim().parse().unwrap();
+        assert!(took >= f64::from(least) / 1000.0, "{delay}: {took}");
+        // A second at most, and what the machine adds.
+        assert!(start.elapsed() < Duration::from_millis(most) + Duration::from_secs(60), "{delay}: {took}");
+    }
+}
+
+#[test]
+fn a_handler_reports() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module (import "orrery" "emit" (func $emit (param i32 i32) (result i32)))
+        (memory 1) (data (i32.const 60) "seen\n")
+        (func (export "decide") (param i32) (result i32)
+            (drop (call $emit (i32.const 60) (i32.const 5)))
+            (select (i32.const -1) (i32.const 0) (i32.ne (call $emit (i32.const 0) (i32.const 353)) (i32.const -90)))))"#;
+    let directory = scene("getppid", module);
+    let output =
+        run(directory.path(), &[PYTHON, "-c", "import os; print([os.getppid() > 0 for _ in range(2)])"]);
+    assert_eq!(text(&output.stdout), "[True, True]\n", "{}", text(&output.stderr));
+    let lines = text(&output.stderr);
+    assert_eq!(lines.matches("*** getppid: seen\u{fffd} ***").count(), 2, "{lines}");
+}
+
+#[test]
+fn a_handler_that_fails_refuses() {
+    if facility::is_missing() {
+        return;
+    }
+    let memory = r#"(module (memory 1) (func (export "decide") (param i32) (result i32)
+        (i32.store (i32.const 0) (i32.const 1)) (i32.load (i32.const 65533))))"#;
+    let deep = r#"(module (func $f (export "decide") (param i32) (result i32) (i32.add (i32.const 1) (call $f (local.get 0)))))"#;
+    let verdict = r#"(module (func (export "decide") (param i32) (result i32) (i32.const 3)))"#;
+    let error = r#"(module (func (export "decide") (param i32) (result i32) (i32.const -4096)))"#;
+    let copy = r#"(module (import "orrery" "copy_from" (func $copy (param i32 i32 i32 i32) (result i32))) (memory 1)
+        (func (export "decide") (param i32) (result i32) (call $copy (i32.const 0) (i32.const 0) (i32.const 65535) (i32.const 2))))"#;
+    let script = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print({(libc.syscall(110), ctypes.get_errno()) for _ in range(30)})";
+    for module in [LOOPS, memory, deep, verdict, error, copy] {
+        assert_eq!(python("getppid", module, script), "{(-1, 1)}\n", "{module}");
+    }
+}
+
+/// What is performed with the program's own registers is not performed with others in silence.
+#[test]
+fn arguments_that_cannot_be_changed_are_not() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module
+        (import "orrery" "set_argument" (func $set (param i32 i64)))
+        (import "orrery" "argument" (func $argument (param i32) (result i64)))
+        (func (export "decide") (param i32) (result i32)
+            (call $set (i32.const 0) (i64.add (call $argument (i32.const 0)) (i64.const 1))) (i32.const 0)))"#;
+    let script = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print({(libc.syscall(131, 0, 0), ctypes.get_errno()) for _ in range(30)})";
+    assert_eq!(python("sigaltstack", module, script), "{(-1, 1)}\n");
+    let same = module.replace("i64.const 1)", "i64.const 0)");
+    assert_eq!(python("sigaltstack", &same, script), "{(0, 0)}\n");
+}
+
+/// Each decision begins with the memory and the variables that the module says.
+#[test]
+fn nothing_stays_from_one_call_to_the_next() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module (import "orrery" "answer" (func $answer (param i64)))
+        (memory 1) (data (i32.const 5000) "\07") (global $count (mut i64) (i64.const 100))
+        (func (export "decide") (param i32) (result i32)
+            (global.set $count (i64.add (global.get $count) (i64.load (i32.const 5000))))
+            (i64.store (i32.const 5000) (i64.const 1000)) (i64.store (i32.const 65528) (i64.add (i64.load (i32.const 65528)) (i64.const 1)))
+            (call $answer (i64.add (global.get $count) (i64.load (i32.const 65528)))) (i32.const 2)))"#;
+    assert_eq!(python("getppid", module, "import os; print({os.getppid() for _ in range(100)})"), "{108}\n");
+}
+
+#[test]
+fn a_rule_has_conditions_beside_its_handler() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = scene("getppid", ANSWERS);
+    let policy = "[[rule]]\ncall = 'getppid'\nprogram = 'nothing'\nhandler = 'module.wat'\n
+        [[rule]]\ncall = 'getppid'\nevery = 2\nhandler = 'module.wat'\n
+        [[rule]]\ncall = 'getppid'\nreturn = 7\n";
+    fs::write(directory.path().join("policy.toml"), policy).unwrap();
+    let output = run(directory.path(), &[PYTHON, "-c", "import os; print([os.getppid() for _ in range(4)])"]);
+    assert_eq!(text(&output.stdout), "[7, 4242, 7, 4242]\n", "{}", text(&output.stderr));
+}
+
+/// Handlers run in several threads at once, and are interrupted by signals whose handlers call them again, fork, or leave for good.
+#[test]
+fn threads_signals_and_children_do_not_meet_in_a_handler() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module
+        (import "orrery" "argument" (func $argument (param i32) (result i64)))
+        (import "orrery" "answer" (func $answer (param i64)))
+        (memory 1)
+        (func (export "decide") (param i32) (result i32) (local $i i64)
+            (i64.store (i32.const 8) (call $argument (i32.const 0)))
+            (local.set $i (i64.load (i32.const 8)))
+            (block $done (loop $next (br_if $done (i64.eqz (local.get $i)))
+                (i64.store (i32.const 20000) (i64.add (i64.load (i32.const 20000)) (local.get $i)))
+                (local.set $i (i64.sub (local.get $i) (i64.const 1))) (br $next)))
+            (call $answer (i64.add (i64.load (i32.const 20000)) (i64.load (i32.const 8)))) (i32.const 2)))"#;
+    let directory = scene("getpgid", module);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/handlers.c");
+    let program =
+        Compiler::c().flag("-O1").flag("-pthread").build(&[source], directory.path().join("handlers"));
+    let output = run(directory.path(), &[program.to_str().unwrap()]);
+    assert_eq!(
+        text(&output.stdout),
+        "right known interrupted\n",
+        "{:?} {}",
+        output.status,
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn an_ordinary_user_has_handlers_too() {
+    if facility::is_missing() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() || !is_there("setpriv") {
+        skipped!("this needs the superuser, and setpriv");
+        return;
+    }
+    let directory = scene("openat", DENIES);
+    let orrery = directory.copy(ORRERY);
+    for name in ["secret", "plain"] {
+        fs::write(directory.path().join(name), format!("{name}\n")).unwrap();
+    }
+    let user = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+    let output = command(directory.path(), &user, &orrery, &["cat", "plain", "secret"]).output().unwrap();
+    assert_eq!(text(&output.stdout), "plain\n", "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "cat: secret: Permission denied\n");
+}
+
+#[test]
+fn what_is_wrong_with_a_handler_is_told_before_anything_runs() {
+    for (call, module, said) in [
+        (
+            "getppid",
+            "(module)",
+            "policy.toml:3:11: cannot use the handler module.wat: it exports no function `decide`",
+        ),
+        (
+            "getppid",
+            r#"(module (import "env" "open" (func)))"#,
+            "policy.toml:3:11: cannot use the handler module.wat: cannot import env.open (at byte 0x11 of the module)",
+        ),
+        ("getppid", "(modul", "policy.toml:3:11: cannot use the handler module.wat: "),
+        ("exit_group", ANSWERS, "policy.toml:2:8: exit_group cannot be answered"),
+        ("rt_sigreturn", ANSWERS, "policy.toml:2:8: rt_sigreturn cannot be answered"),
+    ] {
+        let directory = scene(call, module);
+        let output = run(directory.path(), &["echo", "ran"]);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{module}");
+        assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
+    }
+    for (handler, said) in
+        [("nowhere.wat", "No such file or directory"), ("/dev/zero", "it is no regular file")]
+    {
+        let directory = scene("getppid", ANSWERS);
+        let policy = format!("[[rule]]\ncall = 'getppid'\nhandler = '{handler}'\n");
+        fs::write(directory.path().join("policy.toml"), policy).unwrap();
+        let output = run(directory.path(), &["echo", "ran"]);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{handler}");
+        assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
+    }
+}
+
+/// A rule with a handler keeps something from a program: what no rule names is closed, as with one that denies.
+#[test]
+fn a_handler_closes_what_no_rule_names() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print([(libc.syscall(number, 0, 0), ctypes.get_errno()) for number in (425, 1000)])";
+    assert_eq!(python("getppid", ANSWERS, script), "[(-1, 1), (-1, 38)]\n");
+}
+
+/// A process that may have no further code (`PR_SET_MDWE`) cannot be given the handler's.
+#[test]
+fn a_program_that_may_have_no_new_code_is_refused() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = scene("getppid", ANSWERS);
+    let script = "
+import ctypes, os, sys
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) != 0: print('no MDWE'); sys.exit()
+os.execv(sys.argv[1], [sys.argv[1], 'run', '--policy', 'policy.toml', '--', 'echo', 'ran'])";
+    let words = ["-c", script, ORRERY];
+    let output = Command::new(PYTHON).args(words).current_dir(directory.path()).output().unwrap();
+    if text(&output.stdout) == "no MDWE\n" {
+        skipped!("this kernel has no PR_SET_MDWE");
+        return;
+    }
+    assert!(output.stdout.is_empty() && !output.status.success(), "{output:?}");
+    assert!(
+        text(&output.stderr).contains("cannot apply the policy to a program"),
+        "{}",
+        text(&output.stderr)
+    );
+}
