@@ -84,16 +84,22 @@ static SLOTS: Pool<Slot> = Pool::new();
 /// How many children there are that share the memory while their parents wait.
 static CHILDREN: AtomicU32 = AtomicU32::new(0);
 
-/// The calling thread is the child of this slot.
-pub(crate) fn begin_child(slot: *mut Slot, thread: u32) {
+/// Notes that the calling thread is the child of this slot.
+///
+/// # Safety
+/// The slot is one of those that [`take`] gave, and this thread's, or its parent's, which waits.
+pub(crate) unsafe fn begin_child(slot: *mut Slot, thread: u32) {
     CHILDREN.fetch_add(1, Relaxed);
-    // SAFETY: the slot is this thread's, and its parent's, which waits.
+    // SAFETY: the slot is valid (# Safety), and this field of it is atomic.
     unsafe { (*call(slot)).child.store(thread, Release) };
 }
 
-/// The child of this slot does not share the memory any more.
-pub(crate) fn end_child(slot: *mut Slot) {
-    // SAFETY: the slot is the calling thread's.
+/// Notes that the child of this slot does not share the memory any more.
+///
+/// # Safety
+/// The slot is one of those that [`take`] gave, and this thread's, or its parent's, which waits.
+pub(crate) unsafe fn end_child(slot: *mut Slot) {
+    // SAFETY: the slot is valid (# Safety), and this field of it is atomic.
     if unsafe { (*call(slot)).child.swap(0, Relaxed) } != 0 {
         CHILDREN.fetch_sub(1, Relaxed);
     }
@@ -128,8 +134,11 @@ pub(crate) fn free_in_child() {
 }
 
 /// Returns the slot's call.
-pub(crate) fn call(slot: *mut Slot) -> *mut Vfork {
-    // SAFETY: a place in the slot.
+///
+/// # Safety
+/// The slot is one of the pool's.
+pub(crate) unsafe fn call(slot: *mut Slot) -> *mut Vfork {
+    // SAFETY: slots of the pool stay mapped (# Safety), so the field's address is in the same allocation.
     unsafe { &raw mut (*slot).call }
 }
 
@@ -170,14 +179,20 @@ pub(crate) fn take(context: &Context) -> Result<*mut Slot, i64> {
 }
 
 /// Returns where the frame's copy begins: aligned as the frame is.
-fn copy_of(slot: *mut Slot) -> *mut u8 {
-    // SAFETY: the offset is below the alignment, for which there is room.
+///
+/// # Safety
+/// As for [`context`].
+unsafe fn copy_of(slot: *mut Slot) -> *mut u8 {
+    // SAFETY: nobody else writes to the slot (# Safety); the offset is below the alignment, for which there is room.
     unsafe { (&raw mut (*slot).frame).cast::<u8>().add(((*slot).home % ALIGNMENT) as usize) }
 }
 
 /// Has the copy say that its extended state is in the frame at `to` rather than at `from`.
+///
+/// # Safety
+/// As for [`context`], and the slot holds a frame.
 unsafe fn shift(slot: *mut Slot, to: u64, from: u64) {
-    // SAFETY: the slot holds a frame, by the callers.
+    // SAFETY: the slot holds a frame, which nobody else uses (# Safety).
     unsafe {
         let registers = &mut (*context(slot)).registers;
         if registers.extended != 0 {
@@ -187,14 +202,20 @@ unsafe fn shift(slot: *mut Slot, to: u64, from: u64) {
 }
 
 /// Returns the context in the copy.
-pub(crate) fn context(slot: *mut Slot) -> *mut Context {
-    // SAFETY: behind the return address.
+///
+/// # Safety
+/// The slot is one of those that [`take`] gave, and this thread's, or its parent's, which waits.
+pub(crate) unsafe fn context(slot: *mut Slot) -> *mut Context {
+    // SAFETY: as for this function; the context is behind the return address, in the room for a frame.
     unsafe { copy_of(slot).add(8).cast() }
 }
 
 /// Returns the upper end of the slot's stack, aligned as a call wants it.
-pub(crate) fn stack(slot: *mut Slot) -> u64 {
-    // SAFETY: one past the stack.
+///
+/// # Safety
+/// The slot is one of the pool's.
+pub(crate) unsafe fn stack(slot: *mut Slot) -> u64 {
+    // SAFETY: slots of the pool stay mapped (# Safety), so the field's address is in the same allocation.
     unsafe { ((&raw const (*slot).stack).addr() as u64 + STACK as u64) & !15 }
 }
 
@@ -203,7 +224,7 @@ pub(crate) fn stack(slot: *mut Slot) -> u64 {
 /// # Safety
 /// The slot was taken by this thread, and the stack it belongs to is unused.
 pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const AtomicU32) {
-    // SAFETY: by the caller.
+    // SAFETY: the slot is this thread's, and the memory that the frame was in is unused (# Safety).
     unsafe {
         shift(slot, (*slot).home, copy_of(slot).addr() as u64);
         ptr::copy_nonoverlapping(
@@ -216,8 +237,11 @@ pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const AtomicU32) {
 }
 
 /// Gives a slot back that was not used after all.
-pub(crate) fn release(slot: *mut Slot) {
-    // SAFETY: the slot is the caller's.
+///
+/// # Safety
+/// This thread took the slot, and does not use it any more.
+pub(crate) unsafe fn release(slot: *mut Slot) {
+    // SAFETY: `take` set the pointer to the pool's word, which stays mapped.
     unsafe { (*(*slot).taker).store(0, Release) };
 }
 

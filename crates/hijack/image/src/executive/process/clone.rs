@@ -232,9 +232,9 @@ fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &
         Ok(slot) => slot,
         Err(error) => return error,
     };
-    let call = vfork_slots::call(slot);
     // SAFETY: the slot is ours until the parent has returned.
     unsafe {
+        let call = vfork_slots::call(slot);
         if let Err(error) = without_stack(&mut arguments, request, &mut (*call).clone3) {
             vfork_slots::release(slot);
             return error;
@@ -258,7 +258,8 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
     held_sigsys::set_blocked(unsafe { (*vfork_slots::call(slot)).sigsys_blocked });
     // It has actions of its own: posix_spawn(3) sets defaults.
     if !unusable() {
-        vfork_slots::begin_child(slot, held_sigsys::own_id());
+        // SAFETY: the slot is this thread's and its parent's, which waits.
+        unsafe { vfork_slots::begin_child(slot, held_sigsys::own_id()) };
     }
     begin_child();
     // SAFETY: the copy is a whole frame, and the parent waits until the child does not need it any more.
