@@ -19,6 +19,8 @@ static FUNCTIONS: Functions = Functions {
     destroy: orrery_authors_allocator_destroy,
 };
 
+/// How often an orbit tries to have a lock before nobody there can hold it.
+const PATIENCE: u32 = 10_000;
 /// What parts are aligned to.
 const ALIGN: usize = 16;
 
@@ -141,24 +143,24 @@ pub unsafe extern "C" fn orrery_authors_alloc(
 unsafe extern "C" fn allocate(allocator: *mut Allocator, size: usize) -> *mut c_void {
     // SAFETY: the allocator lives (# Safety of those who call this); of its fields only the lock changes.
     let allocator = unsafe { &*allocator };
-    allocator.notice_emptied();
-    match allocator.area() {
-        Some(area) => match with_head(size).map(|layout| area.allocate(layout)) {
+    allocator.locked(|| {
+        allocator.notice_emptied();
+        let Some(area) = allocator.area() else { return allocator.next(size) };
+        match with_head(size).map(|layout| area.allocate(layout)) {
             Some(Ok(block)) => {
                 // SAFETY: the block has room for a head and `size` bytes.
                 let part = unsafe {
                     block.cast::<Head>().write(Head { size, magic: MAGIC });
                     block.add(size_of::<Head>())
                 };
-                allocator.locked(|| allocator.set_used(area.used()));
+                allocator.set_used(area.used());
                 part.as_ptr().cast()
             }
             // A pool that was used as raw memory before, or in an orbit.
             Some(Err(AreaError::Use { .. } | AreaError::InOrbit { .. })) => allocator.next(size),
             _ => core::ptr::null_mut(),
-        },
-        None => allocator.next(size),
-    }
+        }
+    })
 }
 
 fn with_head(size: usize) -> Option<Layout> {
@@ -166,14 +168,22 @@ fn with_head(size: usize) -> Option<Layout> {
 }
 
 impl Allocator {
-    /// Does something while no other thread counts what is in use. The lock is held for moments only: a process forked meanwhile would
-    /// have a copy that stays locked.
+    /// Does something while no other thread allocates, frees or counts what is in use.
     fn locked<T>(&self, work: impl FnOnce() -> T) -> T {
+        let lock = self.lock.get();
+        let mut tries = 0_u32;
         // SAFETY: `new` initialised the lock, and it is destroyed with the allocator only.
-        unsafe { libc::pthread_spin_lock(self.lock.get()) };
+        while unsafe { libc::pthread_spin_trylock(lock) } != 0 {
+            tries = tries.saturating_add(1);
+            if tries > PATIENCE && orrery_orbit::is_orbit() {
+                // SAFETY: an orbit has a copy of the lock. A thread of main's held it when the orbit was made, and is not in it.
+                unsafe { libc::pthread_spin_init(lock, libc::PTHREAD_PROCESS_PRIVATE) };
+            }
+            std::thread::yield_now();
+        }
         let result = work();
         // SAFETY: this thread locked it above.
-        unsafe { libc::pthread_spin_unlock(self.lock.get()) };
+        unsafe { libc::pthread_spin_unlock(lock) };
         result
     }
 
@@ -187,13 +197,13 @@ impl Allocator {
         unsafe { self.pool.as_ref() }?.backing()?.area.as_ref()
     }
 
-    /// Empties the area where the program said that nothing of the pool is in use.
+    /// Empties the area where the program said that nothing of the pool is in use; the lock is held.
     fn notice_emptied(&self) {
         if self.pool.is_null() {
             return;
         }
         // SAFETY: a pool that stays; other threads of this allocator write to it under the lock.
-        let is_empty = self.locked(|| unsafe { (*self.pool).used == 0 || (*self.pool).data_length == 0 });
+        let is_empty = unsafe { (*self.pool).used == 0 || (*self.pool).data_length == 0 };
         if is_empty
             && let Some(area) = self.area()
             && area.blocks() > 0
@@ -232,26 +242,24 @@ impl Allocator {
         }
     }
 
-    /// Returns the next part of linear memory.
+    /// Returns the next part of linear memory; the lock is held.
     fn next(&self, size: usize) -> *mut c_void {
-        self.locked(|| {
-            // SAFETY: given by the allocator's maker, for this.
-            let used = unsafe { *self.allocated };
-            let head = if self.use_meta { size_of::<Head>() } else { 0 };
-            let base = self.start.addr();
-            let place = base.checked_add(used).and_then(|at| (at + head).checked_next_multiple_of(ALIGN));
-            let end = place.and_then(|place| place.checked_add(size)).filter(|end| end - base <= self.length);
-            let (Some(place), Some(end)) = (place, end) else { return core::ptr::null_mut() };
-            let part = self.start.wrapping_byte_add(place - base);
-            if self.use_meta {
-                // SAFETY: there is room for a head in front of the part.
-                unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
-            }
-            // SAFETY: the part is in the allocator's memory, which a program may have used before.
-            unsafe { part.cast::<u8>().write_bytes(0, size) };
-            self.set_used(end - base);
-            part
-        })
+        // SAFETY: given by the allocator's maker, for this.
+        let used = unsafe { *self.allocated };
+        let head = if self.use_meta { size_of::<Head>() } else { 0 };
+        let base = self.start.addr();
+        let place = base.checked_add(used).and_then(|at| (at + head).checked_next_multiple_of(ALIGN));
+        let end = place.and_then(|place| place.checked_add(size)).filter(|end| end - base <= self.length);
+        let (Some(place), Some(end)) = (place, end) else { return core::ptr::null_mut() };
+        let part = self.start.wrapping_byte_add(place - base);
+        if self.use_meta {
+            // SAFETY: there is room for a head in front of the part.
+            unsafe { part.cast::<Head>().sub(1).write(Head { size, magic: MAGIC }) };
+        }
+        // SAFETY: the part is in the allocator's memory, which a program may have used before.
+        unsafe { part.cast::<u8>().write_bytes(0, size) };
+        self.set_used(end - base);
+        part
     }
 
     /// The size of a part of linear memory, as far as it is known.

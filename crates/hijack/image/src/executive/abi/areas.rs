@@ -38,7 +38,8 @@ pub(crate) struct Areas<T, const N: usize = ITEMS> {
 
 impl<T: Item, const N: usize> Areas<T, N> {
     pub(crate) const fn new() -> Self {
-        Self { pool: Pool::new(), next: AtomicU32::new(1) }
+        // All zero: anything else would be written into each program, with all the areas.
+        Self { pool: Pool::new(), next: AtomicU32::new(0) }
     }
 
     /// Takes an area for as long as a function runs, which gets a pointer to it: what is there was left by earlier calls.
