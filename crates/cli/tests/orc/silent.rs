@@ -267,12 +267,12 @@ fn a_server_that_hangs_is_replaced_and_a_store_that_hangs_ends() {
         eventually("the new store hangs", || files.waiting() > unanswered);
         signal(i32::try_from(trial.store.supervisor.id()).unwrap(), libc::SIGTERM);
         eventually("the store ends", || trial.store.supervisor.try_wait().unwrap().is_some());
-        for socket in sockets.iter().chain(&more) {
+        for (number, socket) in sockets.iter().chain(&more).enumerate() {
             let mut buffer = [0; 4096];
             let end =
                 || rustix::net::recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).map(|(length, _)| length);
             let mut end = end;
-            eventually("the end of a connection", || {
+            eventually(&format!("the end of connection {number}"), || {
                 matches!(end(), Ok(0) | Err(rustix::io::Errno::CONNRESET))
             });
         }

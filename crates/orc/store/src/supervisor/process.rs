@@ -10,7 +10,7 @@
 //! client's file that does not answer (FUSE). So the supervisor also looks each second whether the server is ending, and
 //! does not wait for its end without bound. It may start another one meanwhile: SIGKILL is pending for all threads of the old one,
 //! so none of them runs a program's instruction any more, and none receives or sends a message. What the old process still has open are
-//! copies of descriptors that the supervisor has as well: the next server accepts at the same listening sockets, reads from the same
+//! copies of descriptors that the supervisor has as well, or of connections that it did not store yet, which are shut down: the next server accepts at the same listening sockets, reads from the same
 //! connections, and shuts a connection down rather than closing it alone, so that its client notices the end. What is not shared,
 //! as an unfinished copy of a file, no other process has. The locks of the sockets' directories are released when the store stops.
 //!
@@ -18,14 +18,17 @@
 //! once, or the server before it has stored everything with a new supervisor. Even then no program loses a page: mappings
 //! need neither process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::descriptor_limit;
 use crate::supervisor::channel::{Message, is_shortage, receive, send};
@@ -44,6 +47,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the supervisor looks whether the server is ending, and at a process for whose end it cannot wait otherwise.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// `PIDFD_THREAD` (pidfd_open(2)): the descriptor is of a thread.
+const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
 const WAIT_STEP: Duration = Duration::from_millis(10);
 /// How long the server may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -107,9 +112,10 @@ pub(crate) fn supervise(
             let has_stopped = stop_server(socket.as_fd(), &mut records);
             match child.map(|child| end(child, EXIT_TIMEOUT)) {
                 Some(End::Ended(_)) => {}
-                Some(End::StillEnding) => {
+                Some(End::StillEnding(server)) => {
                     report("the server is still ending: a client's file does not answer");
                     release_all(&records);
+                    leave_ending(server, &records);
                 }
                 None if has_stopped => release_all(&records),
                 None => {}
@@ -129,7 +135,8 @@ pub(crate) fn supervise(
         let status = match status {
             None => String::new(),
             Some(End::Ended(status)) => format!("; {status}"),
-            Some(End::StillEnding) => {
+            Some(End::StillEnding(server)) => {
+                leave_ending(server, &records);
                 "; it was killed and is still ending: a client's file does not answer".to_owned()
             }
         };
@@ -158,12 +165,12 @@ fn report(text: &str) {
 }
 
 /// What has become of a server that was ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum End {
     /// It has ended: how.
     Ended(String),
     /// It was killed, so that none of its threads runs any more; but one waits in the kernel.
-    StillEnding,
+    StillEnding(Child),
 }
 
 /// Ends a server, which may have closed its socket and still run: there must not be two that run. It may take `pause` to end by itself.
@@ -177,13 +184,56 @@ fn end(mut server: Child, pause: Duration) -> End {
     match wait_for(&mut server, KILL_TIMEOUT) {
         Some(status) if was_ending => End::Ended(status.to_string()),
         Some(_) => End::Ended("it still ran and was killed".to_owned()),
-        None => {
-            // It must not stay a zombie when the file answers. Without a thread, it does until the supervisor ends.
-            let reaper = std::thread::Builder::new().name("reaper".into());
-            let _ = reaper.spawn(move || server.wait());
-            End::StillEnding
+        None => End::StillEnding(server),
+    }
+}
+
+/// Leaves a server alone that is still ending, after its connections have ended that nobody else knows.
+fn leave_ending(mut server: Child, records: &Records) {
+    // As long as it has not been reaped, its PID is no other process's.
+    if let Err(error) = end_unrecorded(server.id(), records) {
+        report(&format!("cannot look for connections that only the ending server has: {error}"));
+    }
+    // It must not stay a zombie when the file answers. Without a thread, it does until the supervisor ends.
+    let reaper = std::thread::Builder::new().name("reaper".into());
+    let _ = reaper.spawn(move || server.wait());
+}
+
+/// Shuts down the connections of a server that is still ending which are not in the records: it was killed between the moment when it
+/// accepted them and that when it stored them. Their clients would wait for as long as the file does not answer.
+///
+/// # Errors
+/// Its descriptors cannot be looked at: before Linux 6.9, which has no `PIDFD_THREAD`, or for want of the right (ptrace(2)).
+fn end_unrecorded(server: u32, records: &Records) -> io::Result<()> {
+    let recorded = records.values().filter_map(|(_, fd)| rustix::fs::fstat(fd.as_ref()?).ok());
+    let recorded: BTreeSet<u64> = recorded.map(|status| status.st_ino).collect();
+    let tasks = PathBuf::from(format!("/proc/{server}/task"));
+    for thread in fs::read_dir(&tasks)?.flatten() {
+        // Threads that have ended, as the first one, have no descriptors.
+        let Ok(descriptors) = fs::read_dir(thread.path().join("fd")) else { continue };
+        let number = thread.file_name().to_str().and_then(|number| Pid::from_raw(number.parse().ok()?));
+        let Some(number) = number else { continue };
+        // A descriptor of the process would be one of its first thread, which has ended.
+        let handle = pidfd_open(number, PidfdFlags::from_bits_retain(PIDFD_THREAD))?;
+        for descriptor in descriptors.flatten() {
+            // A copy of a client's file would be closed here, and closing it can wait for whoever serves it.
+            let Some(inode) = fs::read_link(descriptor.path()).ok().as_deref().and_then(socket_inode) else {
+                continue;
+            };
+            let number = descriptor.file_name().to_str().and_then(|number| number.parse().ok());
+            let Some(number) = number.filter(|_| !recorded.contains(&inode)) else { continue };
+            let copy = pidfd_getfd(&handle, number, PidfdGetfdFlags::empty())?;
+            if rustix::net::sockopt::socket_type(&copy) == Ok(rustix::net::SocketType::SEQPACKET) {
+                let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
+            }
         }
     }
+    Ok(())
+}
+
+/// Returns the number of a socket's inode, from what /proc/PID/fd/NUMBER leads to.
+fn socket_inode(path: &Path) -> Option<u64> {
+    path.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// Waits until a process has ended; returns how, or `None` if it has not within `timeout`.
