@@ -55,7 +55,7 @@ impl Witness {
         let client = store.client();
         let child = run(store, &["/bin/sleep", "1000"]).stderr(Stdio::null()).spawn().unwrap();
         let sleeper = Killed(child);
-        // It sleeps when all is exchanged; but whoever waits for a store that is busy sleeps, too.
+        // It sleeps when all is exchanged; but a client that waits for a busy store sleeps, too.
         let asleep = format!("{} ", libc::SYS_clock_nanosleep);
         eventually("the program runs an object and sleeps", || {
             let call = std::fs::read_to_string(format!("/proc/{}/syscall", sleeper.0.id()));

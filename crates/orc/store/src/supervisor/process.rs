@@ -214,7 +214,11 @@ fn end_unrecorded(server: u32, records: &Records) -> io::Result<()> {
         let number = thread.file_name().to_str().and_then(|number| Pid::from_raw(number.parse().ok()?));
         let Some(number) = number else { continue };
         // A descriptor of the process would be one of its first thread, which has ended.
-        let handle = pidfd_open(number, PidfdFlags::from_bits_retain(PIDFD_THREAD))?;
+        let handle = match pidfd_open(number, PidfdFlags::from_bits_retain(PIDFD_THREAD)) {
+            // It has ended meanwhile.
+            Err(Errno::SRCH) => continue,
+            handle => handle?,
+        };
         for descriptor in descriptors.flatten() {
             // A copy of a client's file would be closed here, and closing it can wait for whoever serves it.
             let Some(inode) = fs::read_link(descriptor.path()).ok().as_deref().and_then(socket_inode) else {
@@ -222,7 +226,10 @@ fn end_unrecorded(server: u32, records: &Records) -> io::Result<()> {
             };
             let number = descriptor.file_name().to_str().and_then(|number| number.parse().ok());
             let Some(number) = number.filter(|_| !recorded.contains(&inode)) else { continue };
-            let copy = pidfd_getfd(&handle, number, PidfdGetfdFlags::empty())?;
+            let copy = match pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()) {
+                Err(Errno::SRCH | Errno::BADF) => continue,
+                copy => copy?,
+            };
             if rustix::net::sockopt::socket_type(&copy) == Ok(rustix::net::SocketType::SEQPACKET) {
                 let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
             }
