@@ -1,6 +1,6 @@
 //! Helpers that the tests of several crates share: reports of skipped tests, cases in processes of their own, programs of
 //! the workspace, compiled C sources, libraries built with the compiler pass, system calls that fail, child processes that
-//! are killed with the test, conditions to wait for, and files that other users can read.
+//! are killed with the test, conditions to wait for, numbers that look random, and files that other users can read.
 
 mod build;
 mod cases;
@@ -8,6 +8,7 @@ pub mod cls;
 pub mod faults;
 mod killed;
 pub mod mariadb;
+mod random;
 pub mod sources;
 mod user;
 mod wait;
@@ -20,6 +21,7 @@ use std::process::{Command, Stdio};
 pub use build::{Compiler, built, root, sanitizers, target_directory};
 pub use cases::{Case, TRACKERS, run};
 pub use killed::Killed;
+pub use random::Random;
 pub use user::PublicDirectory;
 pub use wait::{PATIENCE, eventually, until};
 

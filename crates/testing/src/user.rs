@@ -43,6 +43,19 @@ impl PublicDirectory {
         changed.unwrap_or_else(|error| panic!("cannot open {} to others: {error}", copy.display()));
         copy
     }
+
+    /// Makes a directory `name` in it that belongs to a user, and returns its path.
+    ///
+    /// # Panics
+    /// If it cannot be made, or not be given to the user.
+    #[must_use]
+    pub fn directory_of(&self, uid: u32, name: &str) -> PathBuf {
+        let directory = self.path().join(name);
+        let made = std::fs::create_dir(&directory)
+            .and_then(|()| std::os::unix::fs::chown(&directory, Some(uid), None));
+        made.unwrap_or_else(|error| panic!("cannot make {} for user {uid}: {error}", directory.display()));
+        directory
+    }
 }
 
 impl Default for PublicDirectory {

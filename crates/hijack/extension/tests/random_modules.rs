@@ -9,32 +9,12 @@ mod support;
 
 use arbitrary::Unstructured;
 use orrery_extension::{Event, Manifest, Module};
+use orrery_testing::Random;
 use support::{Bed, HANDLES, grant, manifest, module, object};
 use wasm_smith::Config;
 
 /// What a random module may import, and what it exports.
 const SHAPE: &str = "(module PRELUDE (func (export \"event\") (param i32 i64 i64 i64)))";
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(count).collect()
-    }
-}
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |text| text.parse().unwrap())

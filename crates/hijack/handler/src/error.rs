@@ -9,9 +9,9 @@ pub enum Fault {
     /// It is too large.
     #[error("it has {size} bytes, and a handler has {limit} at most")]
     Size {
-        /// What it has.
+        /// Its size in bytes.
         size: usize,
-        /// What it may have.
+        /// The largest size that is allowed.
         limit: usize,
     },
     /// Its text cannot be read.
@@ -51,9 +51,9 @@ pub enum Fault {
     /// Its code is too large.
     #[error("its code has {size} bytes, and that of a handler {limit} at most")]
     Code {
-        /// What it has.
+        /// Its size in bytes.
         size: usize,
-        /// What it may have.
+        /// The largest size that is allowed.
         limit: usize,
     },
     /// Bytes of its code would be an instruction that it may not have, however it is compiled.

@@ -1,4 +1,4 @@
-//! Instructions that a handler's code may not have, at no offset: whoever jumps into the middle of it finds none either.
+//! Instructions that a handler's code may not have, at no offset: a jump into the middle of it reaches none either.
 
 /// One of them.
 type Instruction = (&'static str, fn(&[u8]) -> bool);

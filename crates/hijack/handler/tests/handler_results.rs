@@ -10,29 +10,13 @@ mod support;
 use arbitrary::Unstructured;
 use orrery_handler::{Fault, Handler};
 use orrery_hijack_image::handler::{FUEL, MEMORY, trap};
+use orrery_testing::Random;
 use support::Loaded;
 use wasm_smith::{InstructionKind, InstructionKinds, MemoryOffsetChoices};
 use wasmtime::{Config, Engine, Instance, Module, Store, Trap};
 
 /// How many modules are made.
 const MODULES: usize = 1000;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(count).collect()
-    }
-}
 
 /// A module of integers that exports `decide` and its memory.
 fn module(random: &mut Random) -> Option<Vec<u8>> {
@@ -50,7 +34,7 @@ fn module(random: &mut Random) -> Option<Vec<u8>> {
         exports: Some(wat::parse_str(shape).unwrap()),
         allow_start_export: false,
         // Random instructions fail soon.
-        disallow_traps: !random.next().is_multiple_of(4),
+        disallow_traps: !random.next_u64().is_multiple_of(4),
         bulk_memory_enabled: false,
         reference_types_enabled: false,
         multi_value_enabled: false,
@@ -76,7 +60,7 @@ fn module(random: &mut Random) -> Option<Vec<u8>> {
         memory_offset_choices: MemoryOffsetChoices(80, 15, 5),
         ..wasm_smith::Config::default()
     };
-    let length = 64 + usize::try_from(random.next() % 4096).unwrap();
+    let length = 64 + usize::try_from(random.next_u64() % 4096).unwrap();
     let bytes = random.bytes(length);
     wasm_smith::Module::new(config, &mut Unstructured::new(&bytes)).ok().map(|module| module.to_bytes())
 }
@@ -123,7 +107,7 @@ fn handlers_compute_what_wasmtime_computes() {
             Err(Fault::Stack { .. } | Fault::Forbidden { .. }) => continue,
             Err(other) => panic!("{other}"),
         };
-        for argument in [0, 1, -1, i32::MIN, random.next() as i32] {
+        for argument in [0, 1, -1, i32::MIN, random.next_u64() as i32] {
             // Memory is as at first.
             let mut loaded = Loaded::new(handler.clone());
             let ours = loaded.decide(argument, [0; 6]);

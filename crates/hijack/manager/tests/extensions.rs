@@ -2,39 +2,25 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "support/counter.rs"]
+mod counter;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use counter::{CLASSES, COUNTS, HANDLES, module};
 use orrery_manager::client::Client;
 use orrery_manager::join::{Joined, Joining, join};
 use orrery_manager::protocol::{Reply, Request};
 use orrery_testing::{Killed, eventually};
 use tempfile::TempDir;
 
-const CLASSES: &str = "[[class]]\nname = 'test.level'\nkind = 'integer'\nrange = [0, 1000000]\n";
-const HANDLES: &str = "[handle]
-level = { to = 'test.level', of = 'sleep', rights = ['get', 'set'] }
-tick = { to = 'timer', rights = ['subscribe'] }
-";
-const IMPORTS: &str = r#"
-    (import "orrery" "get_attribute" (func $get (param i32 i32) (result i32)))
-    (import "orrery" "set_attribute" (func $set (param i32 i64) (result i32)))
-    (import "orrery" "subscribe" (func $subscribe (param i32 i64) (result i32)))
-    (import "handle" "level" (func $level (result i32)))
-    (import "handle" "tick" (func $tick (result i32)))
-    (memory (export "memory") 1)
-    (func (export "start") (drop (call $subscribe (call $tick) (i64.const 0))))
-"#;
-/// Adds one to the level at each tick.
-const COUNTS: &str = "(if (i32.eqz (call $get (call $level) (i32.const 0)))
-    (then (drop (call $set (call $level) (i64.add (i64.load (i32.const 0)) (i64.const 1))))))";
 const LOOPS: &str = "(loop $again (br $again))";
 
 /// Writes an extension whose `event` has this body; returns its manifest.
 fn extension(directory: &Path, name: &str, body: &str) -> PathBuf {
-    let wat = format!("(module {IMPORTS} (func (export \"event\") (param i32 i64 i64 i64) {body}))");
-    fs::write(directory.join(format!("{name}.wasm")), wat::parse_str(wat).unwrap()).unwrap();
+    fs::write(directory.join(format!("{name}.wasm")), module(body)).unwrap();
     let manifest = directory.join(format!("{name}.toml"));
     let text = format!("[extension]\nname = '{name}'\nmodule = '{name}.wasm'\nfuel = 100000\n{HANDLES}");
     fs::write(&manifest, text).unwrap();

@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "support/counter.rs"]
+mod counter;
+
 use std::fs;
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -10,6 +13,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use counter::{CLASSES, COUNTS, HANDLES, module};
 use orrery_manager::client::{Client, ClientError};
 use orrery_manager::protocol::{ExtensionReport, Reply, Request};
 use orrery_manager::{ExtensionError, load};
@@ -19,36 +23,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 65533;
 
-const CLASSES: &str = "[[class]]\nname = 'test.level'\nkind = 'integer'\nrange = [0, 1000000]\n";
-const HANDLES: &str = "[handle]
-level = { to = 'test.level', of = 'sleep', rights = ['get', 'set'] }
-tick = { to = 'timer', rights = ['subscribe'] }
-";
-const IMPORTS: &str = r#"
-    (import "orrery" "get_attribute" (func $get (param i32 i32) (result i32)))
-    (import "orrery" "set_attribute" (func $set (param i32 i64) (result i32)))
-    (import "orrery" "subscribe" (func $subscribe (param i32 i64) (result i32)))
-    (import "handle" "level" (func $level (result i32)))
-    (import "handle" "tick" (func $tick (result i32)))
-    (memory (export "memory") 1)
-    (func (export "start") (drop (call $subscribe (call $tick) (i64.const 0))))
-"#;
-/// Adds one to the level at each tick.
-const COUNTS: &str = "(if (i32.eqz (call $get (call $level) (i32.const 0)))
-    (then (drop (call $set (call $level) (i64.add (i64.load (i32.const 0)) (i64.const 1))))))";
-
-fn wasm(body: &str) -> Vec<u8> {
-    let wat = format!("(module {IMPORTS} (func (export \"event\") (param i32 i64 i64 i64) {body}))");
-    wat::parse_str(wat).unwrap()
-}
-
 fn manifest(name: &str, settings: &str) -> String {
     format!("[extension]\nname = '{name}'\nmodule = '{name}.wasm'\nfuel = 10000\n{settings}\n{HANDLES}")
 }
 
 /// Writes an extension whose `event` has this body; returns its manifest.
 fn extension(directory: &Path, name: &str, settings: &str, body: &str) -> PathBuf {
-    fs::write(directory.join(format!("{name}.wasm")), wasm(body)).unwrap();
+    fs::write(directory.join(format!("{name}.wasm")), module(body)).unwrap();
     let path = directory.join(format!("{name}.toml"));
     fs::write(&path, manifest(name, settings)).unwrap();
     path
@@ -287,14 +268,14 @@ fn whatever_comes_as_a_module_is_refused_or_bounded() {
     // What could change, or be waited for: a manager reads none of it.
     let (pipe, _kept) = rustix::pipe::pipe().unwrap();
     let file = OwnedFd::from(fs::File::open("/dev/zero").unwrap());
-    for module in [pipe, file, memory(&wasm(COUNTS), false)] {
+    for module in [pipe, file, memory(&module(COUNTS), false)] {
         let said = ask(&good, Some(&module));
         assert!(said.contains("the module is not passed in a sealed memfd"), "{said}");
     }
     let large = memory(&vec![0; 300_000], true);
     assert!(ask(&good, Some(&large)).contains("at most 262144 are allowed"));
     assert!(ask("[extension", Some(&large)).contains("manifest of user "));
-    let mut damaged = wasm(COUNTS);
+    let mut damaged = module(COUNTS);
     for index in 0..damaged.len() {
         damaged[index] ^= 0x55;
         let module = memory(&damaged, true);

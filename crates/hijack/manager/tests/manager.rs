@@ -36,10 +36,7 @@ impl Manager {
         let directory = PublicDirectory::new();
         let program = directory.copy(env!("CARGO_BIN_EXE_orrery-manager"));
         // Both users may make files in it.
-        let inner = directory.path().join("open");
-        std::fs::create_dir(&inner).unwrap();
-        std::os::unix::fs::chown(&inner, Some(uid), None).unwrap();
-        let socket = inner.join("socket");
+        let socket = directory.directory_of(uid, "open").join("socket");
         let process = serve(&program, &socket, arguments, uid);
         Self { process, socket, _directory: directory }
     }

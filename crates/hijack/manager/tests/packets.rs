@@ -111,10 +111,7 @@ impl Manager {
     fn start(uid: u32) -> Self {
         let directory = PublicDirectory::new();
         let program = directory.copy(env!("CARGO_BIN_EXE_orrery-manager"));
-        let inner = directory.path().join("open");
-        std::fs::create_dir(&inner).unwrap();
-        std::os::unix::fs::chown(&inner, Some(uid), None).unwrap();
-        let socket = inner.join("socket");
+        let socket = directory.directory_of(uid, "open").join("socket");
         let process = Self::serve(&program, &socket, uid);
         Self { process, program, socket, uid, _directory: directory }
     }
