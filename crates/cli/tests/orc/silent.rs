@@ -10,7 +10,7 @@ use orrery_orc_client::Client;
 use orrery_orc_client::protocol::{Content, FileRange, RelocatedData, Reply, Request, decode_reply};
 use orrery_testing::Killed;
 use rustix::fs::{AtFlags, StatxFlags};
-use rustix::net::RecvFlags;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 
 use crate::confidential::as_user;
 use crate::hostile::{raw_at, send};
@@ -35,12 +35,16 @@ fn within_patience<T: Send + 'static>(what: &str, uid: u32, act: impl FnOnce() -
 struct Trial {
     store: Store,
     work: tempfile::TempDir,
+    inherited: OwnedFd,
 }
 
 impl Trial {
     fn new() -> Self {
-        let store = Store::new(&[]);
         let work = tempfile::tempdir().unwrap();
+        let inherited = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&inherited, &SocketAddrUnix::new(work.path().join("inherited")).unwrap()).unwrap();
+        rustix::net::listen(&inherited, 8).unwrap();
+        let store = Store::new(&[]);
         fs::set_permissions(work.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         for directory in ["stuck", "lower", "merged"] {
             fs::create_dir(work.path().join(directory)).unwrap();
@@ -48,7 +52,14 @@ impl Trial {
         fs::write(work.path().join("own"), bytes(40_960, 3)).unwrap();
         // The store learns here that the file system of the local files is local.
         let _ = store.client().open(&work.path().join("own")).map(drop);
-        Self { store, work }
+        Self { store, work, inherited }
+    }
+
+    /// Has a connection made at the listening socket that the store has inherited from here.
+    fn is_inherited_used(&self) {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&socket, &rustix::net::getsockname(&self.inherited).unwrap()).unwrap();
+        rustix::net::accept(&self.inherited).unwrap();
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -253,6 +264,7 @@ fn a_server_that_hangs_is_replaced_and_a_store_that_hangs_ends() {
         signal(killed, libc::SIGKILL);
         let server = trial.wait_for_other_server(killed);
         assert!(readers(killed) > 0, "the old one still hangs");
+        trial.is_inherited_used();
         // The connection goes on, with its holds, and others come.
         let id = object.id();
         let (client, length) = within_patience("an object", 0, move || {
@@ -276,6 +288,7 @@ fn a_server_that_hangs_is_replaced_and_a_store_that_hangs_ends() {
                 matches!(end(), Ok(0) | Err(rustix::io::Errno::CONNRESET))
             });
         }
+        trial.is_inherited_used();
         // Another one can use the directory.
         trial.store.supervisor = start(trial.store.path(), &[]);
         trial.wait_for_other_server(server);

@@ -223,7 +223,8 @@ fn without_a_store_programs_run_as_ever() {
     // Somebody who answers nothing costs some seconds, once.
     let deaf = tempfile::tempdir().unwrap();
     let kind = rustix::net::SocketType::SEQPACKET;
-    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+    let closed = rustix::net::SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, closed, None).unwrap();
     let address = rustix::net::SocketAddrUnix::new(deaf.path().join("socket")).unwrap();
     rustix::net::bind(&socket, &address).unwrap();
     rustix::net::listen(&socket, 1).unwrap();

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::descriptor_limit;
@@ -207,6 +208,7 @@ fn leave_ending(mut server: Child, records: &Records) {
 fn end_unrecorded(server: u32, records: &Records) -> io::Result<()> {
     let recorded = records.values().filter_map(|(_, fd)| rustix::fs::fstat(fd.as_ref()?).ok());
     let recorded: BTreeSet<u64> = recorded.map(|status| status.st_ino).collect();
+    let names: BTreeSet<Vec<u8>> = records.values().filter_map(|(_, fd)| socket_name(fd.as_ref()?)).collect();
     let tasks = PathBuf::from(format!("/proc/{server}/task"));
     for thread in fs::read_dir(&tasks)?.flatten() {
         // Threads that have ended, as the first one, have no descriptors.
@@ -230,12 +232,21 @@ fn end_unrecorded(server: u32, records: &Records) -> io::Result<()> {
                 Err(Errno::SRCH | Errno::BADF) => continue,
                 copy => copy?,
             };
-            if rustix::net::sockopt::socket_type(&copy) == Ok(rustix::net::SocketType::SEQPACKET) {
+            // It may have others from the process that started the store, which use them still.
+            if socket_name(&copy).is_some_and(|name| names.contains(&name)) {
                 let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
             }
         }
     }
     Ok(())
+}
+
+/// Returns the name of a Unix socket: an accepted one has that of the socket which listens (unix(7)). Returns `None` for one that has
+/// no name, and for what is no Unix socket.
+fn socket_name(file: &OwnedFd) -> Option<Vec<u8>> {
+    let address = SocketAddrUnix::try_from(rustix::net::getsockname(file).ok()?).ok()?;
+    let name = address.path_bytes().or_else(|| address.abstract_name())?;
+    (!name.is_empty()).then(|| name.to_vec())
 }
 
 /// Returns the number of a socket's inode, from what /proc/PID/fd/NUMBER leads to.
