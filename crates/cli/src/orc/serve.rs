@@ -222,15 +222,14 @@ pub(super) fn run_part(arguments: &PartArguments) -> Result<()> {
         Part::Supervisor => c"orc-supervisor",
     };
     rustix::thread::set_name(name).context("cannot name the process")?;
+    let stop = stop()?;
     match arguments.part {
         Part::Server => {
             // An end that was asked for from the terminal is handled by the supervisor.
             rustix::process::setsid().ok();
-            let (never, _open) = std::io::pipe().context("cannot make a pipe")?;
-            part(Part::Server, link, launcher(), never.as_fd()).context("serve")
+            part(Part::Server, link, launcher(), stop.as_fd()).context("serve")
         }
         Part::Supervisor => {
-            let stop = stop()?;
             part(Part::Supervisor, link, launcher(), stop.as_fd()).context("cannot supervise the server")
         }
     }

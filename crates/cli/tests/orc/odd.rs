@@ -451,3 +451,23 @@ fn a_store_whose_processes_are_all_terminated_leaves_nothing() {
     assert!(store.supervisor.wait().unwrap().success());
     assert!(!objects.exists(), "{objects:?}");
 }
+
+/// A service manager kills what is left of a service after a minute and a half, and the service has failed.
+#[test]
+fn a_store_without_a_supervisor_stops_in_time() {
+    for pause in [0, 30, 400, 950, 1010, 1050] {
+        let mut store = Store::new(&[]);
+        run(&store, &["true"]).status().unwrap();
+        let server = store.server();
+        store.supervisor.kill().unwrap();
+        store.supervisor.wait().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        let all: Vec<i32> = std::iter::once(server).chain(crate::children(server)).collect();
+        all.into_iter().for_each(|pid| crate::signal(pid, libc::SIGTERM));
+        crate::eventually(&format!("the end, {pause} ms after the supervisor's"), || {
+            crate::children(server).is_empty()
+                && (crate::zombie(server) || !std::path::Path::new(&format!("/proc/{server}")).exists())
+        });
+        assert!(!store.path().join("objects").exists());
+    }
+}

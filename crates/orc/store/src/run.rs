@@ -87,14 +87,14 @@ pub fn prove_disk(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Runs one process of a store, with the socket to the other one, in a process that a [`Launcher`] started. `stop` is for a
-/// supervisor, as in [`run`].
+/// Runs one process of a store, with the socket to the other one, in a process that a [`Launcher`] started, until `stop` becomes
+/// readable or is closed, as in [`run`]. Either process has the whole store stop.
 ///
 /// # Errors
 /// As for [`run`].
 pub fn run_part(part: Part, link: OwnedFd, launcher: Launcher, stop: BorrowedFd<'_>) -> io::Result<()> {
     match part {
-        Part::Server => event_loop::serve(link, launcher),
+        Part::Server => event_loop::serve(link, launcher, stop),
         Part::Supervisor => supervise(&launcher, Some(channel::prepare(link)?), Records::new(), Some(stop)),
     }
 }

@@ -26,13 +26,15 @@ use crate::server::service::Service;
 use crate::server::turns::{Staffing, Turns};
 use crate::state::clients::{Connection, Listener};
 use crate::state::transaction::SharedState;
-use crate::supervisor::channel::{Message, is_shortage, receive};
+use crate::supervisor::channel::{Message, is_shortage, receive, send as send_to_supervisor};
 use crate::supervisor::launcher::Launcher;
 use crate::supervisor::records::PeerRecord;
 use crate::trust_domain::TrustDomain;
 
 /// The supervisor's number in the epoll instance; listeners have those from [`LISTENERS`] on, connections their own.
 const SUPERVISOR: u64 = u64::MAX;
+/// The number of what asks for the end.
+const STOP: u64 = u64::MAX - 1;
 const LISTENERS: u64 = 1 << 62;
 /// How long a thread waits where descriptors or memory are short.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
@@ -61,6 +63,8 @@ struct Server {
     /// The second in which unused objects were last looked for.
     ticked: AtomicU64,
     is_stopping: AtomicBool,
+    /// Whether the end was asked for: then there is no new supervisor.
+    is_stop_requested: AtomicBool,
     /// Whether a request was handled since the last tick, and whether any was since memory was returned to the kernel.
     handled: AtomicBool,
     has_garbage: AtomicBool,
@@ -70,15 +74,15 @@ struct Server {
     leaving: Mutex<Vec<(Holder, Arc<Connection>)>>,
 }
 
-/// Serves clients, with what the supervisor at the other end of `link` has stored, until it is asked to stop.
+/// Serves clients, with what the supervisor at the other end of `link` has stored, until it is asked to stop, by the supervisor or
+/// because `stop` becomes readable or is closed.
 ///
 /// # Errors
 /// If the supervisor's records are malformed, or the kernel refuses what no store can do without.
-pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
+pub(crate) fn serve(link: OwnedFd, launcher: Launcher, stop: BorrowedFd<'_>) -> io::Result<()> {
     abort_on_panic();
     descriptor_limit::raise();
     lease::ignore_signals();
-    ignore_termination();
     let started = Instant::now();
     let (state, fixed) = SharedState::restore(link, launcher, started)?;
     let turns = Turns::new(fixed.config.turns, MIN_THREADS);
@@ -90,12 +94,14 @@ pub(crate) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
         started,
         ticked: AtomicU64::new(0),
         is_stopping: AtomicBool::new(false),
+        is_stop_requested: AtomicBool::new(false),
         handled: AtomicBool::new(false),
         has_garbage: AtomicBool::new(false),
         stuck: AtomicUsize::new(0),
         leaving: Mutex::default(),
     });
     server.arm_all()?;
+    server.arm(stop, STOP, true)?;
     for _ in 1..MIN_THREADS {
         start_worker(&server)?;
     }
@@ -114,12 +120,6 @@ fn release_memory() {
 fn start_worker(server: &Arc<Server>) -> io::Result<()> {
     let server = Arc::clone(server);
     std::thread::Builder::new().name("worker".into()).spawn(move || server.work(Lifetime::Spare)).map(drop)
-}
-
-/// Ignores SIGTERM, which a service manager sends to all processes of a service: the supervisor asks for the end in time.
-fn ignore_termination() {
-    // SAFETY: SIG_IGN installs no handler, so no code runs in a signal's context.
-    unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
 }
 
 /// Aborts the process if a thread panics: it may leave a client without a reply, and half a change to the others. The
@@ -197,6 +197,7 @@ impl Server {
             match event.data.u64() {
                 _ if count == 0 => {}
                 SUPERVISOR => self.receive_from_supervisor(),
+                STOP => self.request_stop(),
                 number if number >= LISTENERS => self.accept(number),
                 number => {
                     if let Some(connection) = self.service.begin().clients().get(number) {
@@ -256,6 +257,9 @@ impl Server {
         }
         let mut state = self.service.begin();
         state.evict_unused_for(self.service.config.keep);
+        if self.is_stop_requested.load(Ordering::Acquire) && state.supervisor_link().is_none() {
+            self.stop();
+        }
         let note = match state.replace_supervisor(&self.listeners) {
             Ok(true) => {
                 let armed = state.supervisor_link().map(|link| self.arm(link, SUPERVISOR, true));
@@ -286,12 +290,10 @@ impl Server {
         let Some(link) = state.supervisor_link() else { return };
         match receive(link, &mut buffer, |message, _| matches!(message, Message::Stop)) {
             Ok(Some(true)) => {
-                self.is_stopping.store(true, Ordering::Release);
-                object_directory::clear(&self.service.config);
                 // A thread that hangs keeps all descriptors open when the process has ended otherwise.
+                self.clear();
                 let _ = rustix::net::shutdown(link, Shutdown::Both);
-                // The other threads may sleep for a second; nothing is left for them to do.
-                std::process::exit(0);
+                self.stop();
             }
             Ok(Some(false)) => {
                 let _ = self.arm(link, SUPERVISOR, false);
@@ -302,6 +304,32 @@ impl Server {
             // It died: the next tick starts another.
             Ok(None) | Err(_) => state.lose_supervisor(),
         }
+    }
+
+    /// Has the supervisor end the store. A service manager asks both processes, but there may be no supervisor just then, or one that
+    /// does not listen to signals yet.
+    fn request_stop(&self) {
+        self.is_stop_requested.store(true, Ordering::Release);
+        let mut state = self.service.begin();
+        let asked = state.supervisor_link().map(|link| send_to_supervisor(link, &Message::Stop, None));
+        match asked {
+            Some(Ok(())) => {}
+            Some(Err(_)) => state.lose_supervisor(),
+            None => self.stop(),
+        }
+    }
+
+    /// Removes what would stay otherwise.
+    fn clear(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+        object_directory::clear(&self.service.config);
+    }
+
+    /// Ends the process.
+    fn stop(&self) -> ! {
+        self.clear();
+        // The other threads may sleep for a second; nothing is left for them to do.
+        std::process::exit(0);
     }
 
     fn accept(&self, number: u64) {

@@ -26,7 +26,7 @@ pub(crate) enum Message<'a> {
     Delete(&'a [u8]),
     /// Reports that all records have been sent.
     End,
-    /// Asks the server to stop.
+    /// Asks the server to stop; from the server, asks the supervisor to have the store stop.
     Stop,
 }
 

@@ -330,7 +330,8 @@ fn stop_server(link: BorrowedFd<'_>, records: &mut Records) -> bool {
         let mut waiting = [PollFd::from_borrowed_fd(link, PollFlags::IN)];
         if rustix::event::poll(&mut waiting, Some(&pause)).is_ok_and(|ready| ready > 0) {
             // What it stores until then may have to be released.
-            is_open = matches!(receive_record(link, &mut buffer, records, &mut false), Ok(true));
+            let received = receive_record(link, &mut buffer, records, &mut false);
+            is_open = matches!(received, Ok(Received::Record | Received::StopRequest));
         }
     }
     !is_open
@@ -371,10 +372,11 @@ fn receive_records(
             return Ended::StopRequested;
         }
         match receive_record(link, &mut buffer, records, is_complete) {
-            Ok(true) => {}
+            Ok(Received::Record) => {}
+            Ok(Received::StopRequest) => return Ended::StopRequested,
             // The message is still there.
             Err(error) if is_shortage(&error) => std::thread::sleep(RETRY_PAUSE),
-            Ok(false) => return Ended::ServerDied,
+            Ok(Received::Nothing) => return Ended::ServerDied,
             Err(error) => return Ended::Malformed(error),
         }
     }
@@ -395,27 +397,41 @@ fn receive_rest(link: BorrowedFd<'_>, records: &mut Records, is_complete: &mut b
             }
         }
         match receive_record(link, &mut buffer, records, is_complete) {
-            Ok(true) => {}
+            Ok(Received::Record | Received::StopRequest) => {}
             Err(error) if is_shortage(&error) => std::thread::sleep(RETRY_PAUSE),
-            Ok(false) | Err(_) => return,
+            Ok(Received::Nothing) | Err(_) => return,
         }
     }
 }
 
-/// Receives one message; returns whether there was one.
+/// What was received from a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    /// A record, which was stored or deleted.
+    Record,
+    /// The server was asked to end, as by a service manager that asks all processes of a service.
+    StopRequest,
+    /// The server is gone.
+    Nothing,
+}
+
+/// Receives one message.
 fn receive_record(
     link: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
     records: &mut Records,
     is_complete: &mut bool,
-) -> io::Result<bool> {
-    let received = receive(link, buffer, |message, fd| match message {
-        Message::Put(key, value) => drop(records.insert(key.to_vec(), (value.to_vec(), fd))),
-        Message::Delete(key) => drop(records.remove(key)),
-        Message::End => *is_complete = true,
-        Message::Stop => {}
+) -> io::Result<Received> {
+    let received = receive(link, buffer, |message, fd| {
+        match message {
+            Message::Put(key, value) => drop(records.insert(key.to_vec(), (value.to_vec(), fd))),
+            Message::Delete(key) => drop(records.remove(key)),
+            Message::End => *is_complete = true,
+            Message::Stop => return Received::StopRequest,
+        }
+        Received::Record
     });
-    received.map(|message| message.is_some())
+    received.map(|received| received.unwrap_or(Received::Nothing))
 }
 
 #[cfg(test)]
