@@ -53,15 +53,20 @@ pub(super) fn find() -> io::Result<Processes> {
     Ok(Processes { all, found })
 }
 
-/// Returns paths of a process as this one reaches them: through `/proc` if the process has a mount namespace of its own, as in a
-/// container.
+/// Returns paths of a process as this one reaches them: through `/proc` if the process has a mount namespace of its own in which
+/// they lead elsewhere, as in a container.
 fn from_here(pid: u32, paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     if namespace(&pid.to_string()) == namespace("self") {
         return paths;
     }
     let root = PathBuf::from(format!("/proc/{pid}/root"));
-    paths.into_iter().map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))).collect()
+    let file = |path: &Path| rustix::fs::stat(path).ok().map(|status| (status.st_dev, status.st_ino));
+    let reached = |path: PathBuf| {
+        let within = root.join(path.strip_prefix("/").unwrap_or(&path));
+        if file(&within).is_some_and(|there| file(&path) == Some(there)) { path } else { within }
+    };
+    paths.into_iter().map(reached).collect()
 }
 
 /// The names of processes of which the command line is read. That of another process may be long to wait for.
@@ -131,6 +136,15 @@ impl Processes {
     /// Returns the arguments of a process of Orrery's.
     pub(super) fn command_line(&self, pid: u32) -> Option<Vec<String>> {
         self.found.iter().find(|found| found.facts.pid == pid).map(|found| found.command_line.clone())
+    }
+
+    /// Returns the server of a kind that listens at a socket, whoever made the socket.
+    pub(super) fn server_at(&self, kind: Kind, socket: &Path) -> Option<u32> {
+        let listens = |found: &&Found| {
+            found.role == Role::Server(kind)
+                && found.sockets.as_ref().is_some_and(|sockets| sockets.iter().any(|path| path == socket))
+        };
+        self.found.iter().find(listens).map(|found| found.facts.pid)
     }
 
     /// Returns the sockets of servers of a kind. Those of a server that another one has started are the same: a store is two processes.
@@ -268,6 +282,20 @@ mod tests {
         let both = vec![server(10, 1, Some("/a")), server(11, 10, Some("/proc/11/root/a"))];
         assert_eq!(of(both), [PathBuf::from("/a")]);
         assert_eq!(of(vec![server(10, 1, None), server(11, 10, Some("/a"))]), [PathBuf::from("/a")]);
+    }
+
+    #[test]
+    fn a_server_is_found_at_sockets_of_the_init_process() {
+        let server = |pid, path: &str| Found {
+            facts: facts(pid, 1),
+            role: Role::Server(Kind::Warm),
+            command_line: Vec::new(),
+            sockets: Some(vec![path.into(), format!("{path}.control").into()]),
+        };
+        let processes = Processes { all: Vec::new(), found: vec![server(10, "/a"), server(11, "/b")] };
+        assert_eq!(processes.server_at(Kind::Warm, Path::new("/b.control")), Some(11));
+        assert_eq!(processes.server_at(Kind::Orc, Path::new("/b")), None);
+        assert_eq!(processes.server_at(Kind::Warm, Path::new("/c")), None);
     }
 
     #[test]

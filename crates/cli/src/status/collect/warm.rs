@@ -23,8 +23,10 @@ pub(super) fn usual_sockets() -> Vec<PathBuf> {
 pub(super) fn ask(socket: &Path, processes: &Processes) -> Result<Item> {
     let health = Client::new(socket).health()?;
     let mut item = item(socket, &health);
-    // The kernel knows who listens.
-    let pid = UnixStream::connect(control_path(socket)).ok().and_then(|stream| peer(stream.as_fd()));
+    // The kernel knows who made the socket: the server, but with socket activation the init process.
+    let control = control_path(socket);
+    let peer = || UnixStream::connect(&control).ok().and_then(|stream| peer(stream.as_fd()));
+    let pid = processes.server_at(Kind::Warm, &control).or_else(peer);
     describe(&mut item, pid, processes);
     Ok(item)
 }
