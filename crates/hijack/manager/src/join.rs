@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use orrery_sys::scheduling::{self, Policy, Scheduling};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::client::{Client, ClientError, default_socket};
@@ -151,7 +152,11 @@ pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<(
 /// Where the process cannot be watched.
 pub fn keep(joining: &Joining, pid: i32, nice: i32, client: Client) -> io::Result<()> {
     let process = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(process, PidfdFlags::empty())?;
+    let process = match pidfd_open(process, PidfdFlags::empty()) {
+        // It has ended before this process came to stay with it.
+        Err(Errno::SRCH) => return Ok(()),
+        process => process?,
+    };
     let path = joining.socket.clone().unwrap_or_else(default_socket);
     let mut client = Some(client);
     loop {
@@ -217,4 +222,18 @@ fn wait(fds: &[std::os::fd::BorrowedFd<'_>], most: Option<Duration>) -> io::Resu
 
 fn ended(process: &OwnedFd) -> io::Result<bool> {
     wait(&[process.as_fd()], Some(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_has_ended_already_is_no_failure() {
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let (connection, _manager) = std::os::unix::net::UnixStream::pair().unwrap();
+        let joining = Joining { socket: None, name: "true".into(), values: Values::default(), journal: None };
+        keep(&joining, i32::try_from(child.id()).unwrap(), 0, Client::from_fd(connection.into())).unwrap();
+    }
 }
