@@ -159,7 +159,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-hijack --test rewriting -- rewriting
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test steps
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
-	$(CARGO) build --locked -p orrery-cli -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
+	$(CARGO) build --locked -p orrery-cli -p orrery-manager -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_FAULTS=1 ORRERY_KILLS=$(or $(KILLS),500) ORRERY_REQUESTS=$(or $(REQUESTS),100000) scripts/bounded 150m \
 	    $(CARGO) test --locked -p orrery-cli --test servers
 	ORRERY_FAULTS=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-vault --test shared -- failing
@@ -167,6 +167,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_SERVICES=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_units
 	ORRERY_SERVICES=1 scripts/bounded 30m $(CARGO) test --locked -p orrery-cli --test orthros_services
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
+	ORRERY_WHOLE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test units
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_INSTANTS=5 scripts/bounded 20m \
 	    $(CARGO) test --release --locked -p orrery-orthros-images -- after_each_instruction
