@@ -39,6 +39,9 @@ pub(crate) struct Arguments {
     /// With --learn, replace what FILE says
     #[arg(long, requires = "learn")]
     force: bool,
+    /// Have the program that listens at this Unix socket asked about files and addresses that the policy does not allow
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["learn", "check", "print"])]
+    ask: Option<PathBuf>,
     /// Append refusals to this file, one line of JSON each, instead of telling them on standard error
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -128,6 +131,9 @@ fn guarded(arguments: Arguments) -> Result<End> {
     let mut guard = Guard::new(policy.clone()).log(log);
     if arguments.no_landlock {
         guard = guard.landlock(false);
+    }
+    if let Some(socket) = &arguments.ask {
+        guard = guard.ask(socket);
     }
     if let Some(path) = &arguments.learn {
         guard = guard.learn(path).forget(arguments.force);

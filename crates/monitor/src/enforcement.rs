@@ -47,6 +47,8 @@ impl Enforcement {
         let mut reasons = Vec::new();
         if policy.learning {
             reasons.push("what the program does is to be learnt".to_owned());
+        } else if guard.ask.is_some() {
+            reasons.push("what the policy does not allow is to be asked about".to_owned());
         } else if policy.opens == Opens::Monitor {
             reasons.push("the policy says mediation = \"always\"".to_owned());
         } else {

@@ -46,6 +46,14 @@ pub enum Error {
         /// What to do about it.
         hint: &'static str,
     },
+    /// The program that is to be asked does not listen.
+    #[error("cannot connect to {}, where what the policy does not allow is to be asked about: {source}", path.display())]
+    Ask {
+        /// Its socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// A facility that the kernel would not give.
     #[error("{operation}: {source}")]
     Kernel {

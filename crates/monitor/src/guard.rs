@@ -14,6 +14,7 @@ pub struct Guard {
     pub(crate) log: Log,
     pub(crate) landlock: bool,
     pub(crate) callback: Option<Callback>,
+    pub(crate) ask: Option<PathBuf>,
     pub(crate) learn: Option<PathBuf>,
     pub(crate) forget: bool,
 }
@@ -23,7 +24,7 @@ impl Guard {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let landlock = std::env::var_os("ORRERY_GUARD_LANDLOCK").is_none_or(|word| word != "off");
-        Self { policy, log: Log::default(), landlock, callback: None, learn: None, forget: false }
+        Self { policy, log: Log::default(), landlock, callback: None, ask: None, learn: None, forget: false }
     }
 
     /// Where refusals are written.
@@ -51,6 +52,15 @@ impl Guard {
     ) -> Result<Self, Error> {
         self.callback = Some(Callback::new(calls, decide)?);
         Ok(self)
+    }
+
+    /// Has a program that listens at this Unix socket asked about each access to a file and each address that the policy does not
+    /// allow: a line of JSON for each question, and one for its answer. The monitor opens all files then. What is executed is not
+    /// asked about: the kernel's rules about that are made before the program starts. Without an answer, a call is refused.
+    #[must_use]
+    pub fn ask(mut self, socket: impl AsRef<Path>) -> Self {
+        self.ask = Some(socket.as_ref().to_owned());
+        self
     }
 
     /// Refuses nothing but what is refused under every policy, and adds what was done to the policy in this file once a

@@ -40,6 +40,7 @@ mod monitor;
 mod perform;
 mod policy;
 mod policy_recorder;
+mod questions;
 mod resolve;
 mod rule_checks;
 mod run;

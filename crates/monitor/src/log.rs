@@ -21,7 +21,7 @@ pub enum Log {
     #[default]
     Words,
     /// To a file, each refusal, one line of JSON each: `time` (seconds since 1970), `process`, `thread`, `call`,
-    /// `action` (`refused` or `allowed`), then `path` and `missing`, or `address`, or `reason`.
+    /// `action` (`refused`, `allowed`, or `granted` by an answer), then `path` and `missing`, or `address`, or `reason`.
     JsonLines(PathBuf),
 }
 
@@ -100,6 +100,14 @@ impl Writer {
 
     pub(crate) fn allowed(&self, process: i32, thread: i32, call: &str) {
         self.write(process, thread, call, &Event::Call { reason: "the policy has it logged" }, "allowed");
+    }
+
+    /// Writes down what was allowed by an answer. The program that answered knows it: it is not told in words.
+    pub(crate) fn granted(&self, process: i32, thread: i32, call: &str, event: &Event<'_>) {
+        let is_told = matches!(*self.sink.lock().unwrap_or_else(PoisonError::into_inner), Sink::Lines(_));
+        if is_told {
+            self.write(process, thread, call, event, "granted");
+        }
     }
 
     fn write(&self, process: i32, thread: i32, call: &str, event: &Event<'_>, action: &str) {

@@ -13,8 +13,9 @@ use crate::landlock::LandlockDomain;
 use crate::log::Writer;
 use crate::monitor::Monitor;
 use crate::policy::capabilities::numbers;
+use crate::questions::Questions;
 use crate::state::State;
-use crate::{Error, blocking, view};
+use crate::{Error, blocking, questions, view};
 use orrery_sys::capability::CapabilitySet;
 use orrery_sys::errno;
 use orrery_sys::notify::Listener;
@@ -47,8 +48,9 @@ pub(crate) fn spawn(
     work: impl FnOnce(&mut Option<OwnedFd>) -> Errno,
 ) -> Result<(rustix::process::Pid, Arc<State>, Option<Errno>), Error> {
     let enforcement = Enforcement::of(&guard)?;
-    let Guard { policy, log, landlock, callback, learn: _, forget: _ } = guard;
+    let Guard { policy, log, landlock, callback, ask, learn: _, forget: _ } = guard;
     // What it covers is opened before.
+    let asked_program = ask.as_deref().map(questions::connect).transpose()?;
     let log = Writer::new(&log)?;
     let mounts = policy.view.as_ref().map(view::enter).transpose()?;
     let domain = if landlock {
@@ -73,7 +75,7 @@ pub(crate) fn spawn(
     // SAFETY: the child makes system calls and calls `work`; it does not return from here.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        drop((from_child, to_child));
+        drop((from_child, to_child, asked_program));
         let mut to_parent = Some(to_parent);
         let failed = confine_child(&limits, capabilities, domain.rules.as_ref(), parent)
             .and_then(|()| rustix::thread::set_no_new_privs(true))
@@ -124,10 +126,15 @@ pub(crate) fn spawn(
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     blocking::prepare().map_err(Error::kernel("sigaction")).map_err(&abandon)?;
     let listener = Listener::new(listener);
+    let questions = asked_program
+        .map(Questions::start)
+        .transpose()
+        .map_err(|source| Error::Kernel { operation: "starting the thread for answers", source })
+        .map_err(&abandon)?;
     let state = State::new(
         policy,
         listener,
-        log,
+        (log, questions),
         process.as_raw_pid(),
         (domain.executions, domain.executables),
         mounts,

@@ -1,6 +1,7 @@
 //! What all threads of the monitor share.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use orrery_sys::notify::Listener;
@@ -15,6 +16,7 @@ use crate::log::Writer;
 use crate::made_files::MadeFiles;
 use crate::policy::Policy;
 use crate::policy_recorder::PolicyRecorder;
+use crate::questions::Questions;
 use crate::view::OwnMounts;
 
 /// What all threads of the monitor share.
@@ -25,6 +27,8 @@ pub(crate) struct State {
     pub(crate) callers: Callers,
     pub(crate) identity: MonitorIdentity,
     pub(crate) log: Writer,
+    /// Who is asked about what the policy does not allow, if anybody.
+    pub(crate) questions: Option<Arc<Questions>>,
     pub(crate) recorder: PolicyRecorder,
     /// What guarded programs have made where they may make their own.
     pub(crate) made: MadeFiles,
@@ -42,7 +46,7 @@ impl State {
     pub(crate) fn new(
         policy: Policy,
         listener: Listener,
-        log: Writer,
+        (log, questions): (Writer, Option<Arc<Questions>>),
         first: i32,
         (kernel_checks_executions, executables): (bool, Executables),
         mounts: Option<OwnMounts>,
@@ -54,6 +58,7 @@ impl State {
             callers: Callers::new(capabilities)?,
             identity: MonitorIdentity::new()?,
             log,
+            questions,
             recorder: PolicyRecorder::default(),
             made: MadeFiles::default(),
             kernel_checks_executions,

@@ -14,6 +14,7 @@ use crate::made_files::OWN;
 use crate::memory;
 use crate::policy::syscalls::Word;
 use crate::policy::{Refusal, Rights};
+use crate::questions::AskedCall;
 use crate::state::State;
 use crate::system_files::{self, Named};
 use orrery_sys::notify::Notification;
@@ -245,7 +246,23 @@ impl Syscall<'_> {
         if rights.contains(needed) {
             return Ok(());
         }
-        Err(self.refuse(&Event::File { path: name, missing: needed - rights }))
+        self.refuse_or_ask(&Event::File { path: name, missing: needed - rights })
+    }
+
+    /// Refuses, unless the program that is asked about what the policy does not allow, if there is one, allows it.
+    pub(crate) fn refuse_or_ask(&self, event: &Event<'_>) -> Result<(), Errno> {
+        // What may be executed is settled before the program starts: by Landlock's rules, or to be nothing.
+        let is_settled = matches!(event, Event::File { missing, .. } if missing.contains(Rights::EXECUTE));
+        let (process, thread, call) = (self.process(), self.notification.thread, self.name());
+        let is_allowed = self.state.questions.as_ref().filter(|_| !is_settled).is_some_and(|questions| {
+            let still_waits = || self.state.listener.is_waiting(self.notification.id);
+            questions.allow(AskedCall { process, thread, call }, event, still_waits)
+        });
+        if is_allowed {
+            self.state.log.granted(process, thread, call, event);
+            return Ok(());
+        }
+        Err(self.refuse(event))
     }
 
     /// Writes down that something is not done.

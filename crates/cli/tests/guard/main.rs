@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+mod ask;
 mod attacks;
 mod enforce;
 mod escape;

@@ -231,7 +231,7 @@ impl Syscall<'_> {
         if permits(&self.state.policy.network.connect, address) {
             return Ok(());
         }
-        Err(self.refuse(&Event::Address { text: described(address) }))
+        self.refuse_or_ask(&Event::Address { text: described(address) })
     }
 
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
@@ -242,7 +242,7 @@ impl Syscall<'_> {
         if permits(&self.state.policy.network.bind, address) {
             return Ok(());
         }
-        Err(self.refuse(&Event::Address { text: described(address) }))
+        self.refuse_or_ask(&Event::Address { text: described(address) })
     }
 }
 
