@@ -70,6 +70,7 @@ fn perform(
         }
         Request::Get { tracee, class } => {
             let tracee = whose(connection, tracee)?;
+            state.cpu.record_used(tracee, &mut state.table);
             let value = state.table.get(&connection.capability, tracee, &class).map_err(text)?;
             let (_, class) = state.table.classes().named(&class).map_err(text)?;
             Ok(Reply::Value(class.kind.format(value)).into())
