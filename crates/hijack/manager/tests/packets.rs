@@ -313,7 +313,7 @@ fn no_filter_stays_whatever_ends() {
         eventually("both are served", || manager.packets(tracee).sockets == 1);
         filtered(&manager, &high, &mut low, tracee);
         // Killed: the keeper removes it.
-        start_keeper(of_low, &joining, low.pid()).unwrap();
+        start_keeper(of_low, &joining, low.pid(), &[]).unwrap();
         manager.process.kill().unwrap();
         manager.process.wait().unwrap();
         eventually("the keeper removes it", || low.filter() == 0);

@@ -372,6 +372,7 @@ impl Server {
             handled += 1;
         }
         for number in loaded.sweep(table) {
+            self.report_end(number, None);
             self.replace_number(number, &HashSet::new());
         }
     }
@@ -456,8 +457,18 @@ impl Server {
             return Err(unknown());
         }
         loaded.unload(number, table);
+        self.report_end(number, Some(by));
         self.replace_number(number, &HashSet::new());
         Ok(Reply::Done)
+    }
+
+    /// Reports to the connection that has loaded an extension that it has ended: else it would be loaded again into the next manager.
+    fn report_end(&self, number: u64, by: Option<u64>) {
+        let mut others = self.connections.iter().filter(|(connection, _)| Some(**connection) != by);
+        if let Some((_, connection)) = others.find(|(_, connection)| connection.delegated.contains(&number)) {
+            // Who does not receive does not wait for it either.
+            let _sent = connection.send(&Reply::Ended { number }, None);
+        }
     }
 
     /// Handles requests of a connection; returns whether it goes on.
