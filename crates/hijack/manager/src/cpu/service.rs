@@ -1,6 +1,7 @@
 //! The monitor and the handler: reads clocks each tick, and sets who comes first.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 
 use orrery_sys::scheduling::{self, Policy, Scheduling};
 use rustix::process::Pid;
@@ -218,6 +219,12 @@ impl CpuService {
     /// Returns the processes of a tracee, as far as they were found.
     pub(crate) fn processes(&self, tracee: TraceeId) -> Vec<i32> {
         self.served.get(&tracee).map(|served| served.tree.processes().collect()).unwrap_or_default()
+    }
+
+    /// Returns the directory of the control group of version 2 that is around a tracee, if there is one.
+    pub(crate) fn group(&self, tracee: TraceeId) -> Option<&Path> {
+        let served = self.served.get(&tracee)?;
+        served.group.iter().chain(&served.around).find_map(Group::directory)
     }
 
     /// Returns whether somebody has a reservation, and ticks are needed.

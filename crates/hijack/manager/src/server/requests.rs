@@ -195,7 +195,8 @@ fn join(
         state.remove(tracee);
         return Err(format!("cannot join process {pid}: it has ended"));
     };
-    state.net.join(tracee, pidfd.as_fd(), connection.uid);
+    let (group, processes) = (state.cpu.group(tracee), state.cpu.processes(tracee));
+    state.net.join(tracee, pidfd.as_fd(), connection.uid, group, &processes);
     let own = Rights::of_user(state.table.classes(), connection.uid, state.owner, Some(tracee));
     let capability = match state.table.grant(own) {
         Ok(capability) => capability,
