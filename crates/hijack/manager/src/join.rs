@@ -231,8 +231,8 @@ pub fn keep(
                     );
                     return Ok(());
                 }
-                // It ended meanwhile, too.
-                Err(_) => {}
+                // It ended meanwhile, too, at whatever step.
+                Err(_) => release(pid, nice),
             }
         }
     }

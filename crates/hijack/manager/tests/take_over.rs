@@ -45,10 +45,12 @@ impl Scene {
 
     /// Serves by this command, before which stands what runs it.
     fn start(&self, before: &[&str], arguments: &[&str]) -> Killed {
+        let mechanism =
+            if arguments.contains(&"--mechanism") { &[][..] } else { &["--mechanism", "measure"] };
         let mut words: Vec<&str> = before.to_vec();
         words.push(self.program.to_str().unwrap());
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).args(["serve", "--mechanism", "measure", "--no-pressure"]).args(arguments);
+        command.args(&words[1..]).args(["serve", "--no-pressure"]).args(mechanism).args(arguments);
         command.arg("--socket").arg(self.socket()).arg("--classes").arg(self.path("classes.toml"));
         Killed(command.stderr(Stdio::null()).spawn().unwrap())
     }
@@ -116,13 +118,20 @@ struct Program {
 impl Program {
     /// Starts a program that joins and loads these extensions, as `orrery run --extension` does.
     fn start(scene: &Scene, uid: u32, packages: Vec<Package>) -> Self {
+        Self::with(scene, uid, packages, &[])
+    }
+
+    /// The same, with values of attributes.
+    fn with(scene: &Scene, uid: u32, packages: Vec<Package>, values: &[(&str, &str)]) -> Self {
+        let values: Vec<_> =
+            values.iter().map(|(class, value)| ((*class).to_owned(), (*value).to_owned())).collect();
         let process = Killed(Command::new("sleep").arg("1000").uid(uid).spawn().unwrap());
         let pid = process.0.id().cast_signed();
         // The name of a process that is about to execute is its parent's.
         eventually("it runs", || fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n");
         let socket = scene.socket();
         let joining =
-            Joining { socket: Some(socket.clone()), name: "x".into(), values: vec![], journal: None };
+            Joining { socket: Some(socket.clone()), name: "x".into(), values: values.clone(), journal: None };
         let join = move || {
             if uid != rustix::process::getuid().as_raw() {
                 // SAFETY: changes the effective user of this thread alone (the C library's function would change all), which ends.
@@ -143,6 +152,10 @@ impl Program {
         for Kept { package, number, .. } in &extensions {
             let [manifest, module] = package.fds().map(|fd| passed(&fd));
             command.arg("--extension").arg(format!("{manifest},{module},{}", number.unwrap()));
+        }
+        command.arg(format!("--nice={}", joined.nice));
+        for (class, value) in &values {
+            command.arg("--set").arg(format!("{class}={value}"));
         }
         let log = File::create(scene.path("keeper")).unwrap();
         let keeper = Killed(command.uid(uid).stderr(log).spawn().unwrap());
@@ -296,4 +309,58 @@ fn a_package_cannot_be_changed() {
         assert!(rustix::fs::ftruncate(fd, 0).is_err());
     }
     assert_eq!(package.name(), "counts");
+}
+
+/// The manager is killed at its Nth change of priorities or groups, for each N: whatever it left is taken back.
+#[test]
+fn a_manager_that_is_killed_at_any_step_of_joining_leaves_nothing() {
+    if own_uid() != 0 {
+        return skipped!("real-time priority requires root");
+    }
+    if !is_there("/usr/bin/strace") {
+        return skipped!("there is no strace");
+    }
+    let mut scene = Scene::new();
+    let realtime = ["--mechanism", "realtime"];
+    scene.serve(&realtime);
+    let values = [("cpu.target", "10ms"), ("cpu.period", "100ms")];
+    let mut program = Program::with(&scene, 0, vec![], &values);
+    let pid = program.process.0.id().cast_signed();
+    let native = orrery_sys::scheduling::get(0).unwrap();
+    let is_restored = || {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+        orrery_sys::scheduling::get(pid) == Ok(native) && !groups.contains("orrery-manager-")
+    };
+    let serves = |scene: &Scene| scene.status().tracees.first().is_some_and(|tracee| tracee.periods > 1);
+    eventually("it is served", || serves(&scene));
+    scene.kill();
+    eventually("everything is restored", is_restored);
+    let mut killed = 0;
+    for call in 1..40 {
+        let inject = format!("inject=sched_setattr,mkdir,sched_getaffinity:signal=KILL:when={call}");
+        let mut traced = scene.start(&["strace", "-f", "-o", "/dev/null", "-e", &inject], &realtime);
+        let mut is_served = false;
+        eventually("it is killed, or serves", || {
+            // The steps are over when it makes fewer such calls.
+            is_served = fs::read_to_string(scene.path("keeper")).unwrap().contains("a new manager serves");
+            is_served || traced.0.try_wait().unwrap().is_some()
+        });
+        if is_served {
+            // It may be killed by what this question has it do.
+            if let Ok(Reply::Status(status)) = scene.ask(&Request::Status) {
+                let pid = rustix::process::Pid::from_raw(status.pid).unwrap();
+                let _ended = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            traced.0.wait().unwrap();
+        }
+        eventually("everything is restored", is_restored);
+        assert!(program.is_there(), "at call {call}");
+        if is_served {
+            break;
+        }
+        killed += 1;
+    }
+    assert!(killed >= 3, "{killed} managers were killed before they served");
+    scene.serve(&realtime);
+    eventually("one that stays serves it", || serves(&scene));
 }
