@@ -9,11 +9,17 @@
 //! the user-level manager of the slides, which reads `/proc/PID/stat` and stops who had his target. `SCHED_DEADLINE` takes no
 //! program that is bound to a CPU, so that with it all, and the disturbance, may run on all CPUs. `quota` gives each program a
 //! control group with the highest weight, and with the target as its quota.
+//!
+//! `CPU time of a tick` is what is done within one. `CPU time of a tick, wake-up included` is the manager's whole CPU time, beside that of a
+//! thread which is woken each 10 ms at the same priority and does nothing: what no manager that ticks can do without.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -23,7 +29,8 @@ use orrery_manager::PrivateManager;
 use orrery_manager::client::Client;
 use orrery_manager::experiment::{Bursts, HOG_PRIORITY, Measured, PROGRAMS, Spinner, Watched, observe};
 use orrery_manager::join::{Joined, Joining, join};
-use orrery_manager::protocol::{Reply, Request};
+use orrery_manager::protocol::{Reply, Request, Status};
+use orrery_manager::time::now;
 use orrery_report::record::Record;
 use orrery_sys::scheduling::{self, Policy, Scheduling, process_cpu_time, thread_cpu_time};
 
@@ -34,6 +41,8 @@ const STOP: &str = "SIGSTOP";
 const PI: &str = "nice, PI";
 const DEADLINE: &str = "SCHED_DEADLINE";
 const QUOTA: &str = "quota";
+/// What a thread is called in the records that is woken and does nothing.
+const BARE: &str = "bare timer";
 const RIVALS: [&str; 5] = [NOTHING, STOP, PI, DEADLINE, QUOTA];
 
 /// What one run showed.
@@ -42,6 +51,8 @@ struct Outcome {
     met: f64,
     /// CPU time of a tick, in microseconds, where there is somebody who ticks.
     tick: Option<f64>,
+    /// The same with what it takes to be woken; of a thread that does nothing else, where nobody ticks.
+    whole: Option<f64>,
 }
 
 fn main() -> Result<ExitCode> {
@@ -89,6 +100,12 @@ fn main() -> Result<ExitCode> {
             if !ticks.is_empty() && priority.is_none() {
                 report.records.push(Record::new(NAME, "CPU time of a tick", "us", rival, ticks, false));
             }
+            let whole: Vec<_> =
+                pairs().filter_map(|(ours, rival)| Some((ours.whole?, rival.whole?))).collect();
+            if !whole.is_empty() && priority.is_none() {
+                let case = "CPU time of a tick, wake-up included";
+                report.records.push(Record::new(NAME, case, "us", BARE, whole, false));
+            }
         }
     }
     // Cases follow each other.
@@ -108,6 +125,8 @@ fn run(way: &'static str, cpu: usize, priority: Option<u32>, length: Duration, s
     let (mut rival, mut watched) = Rival::start(way, &pids)?;
     let hog = Spinner::disturb(place, bursts).context("cannot start the disturbance")?;
     watched.push(Watched::new(hog.pid(), None).context("cannot observe the disturbance")?);
+    let bare = (way == NOTHING).then(BareTimer::start);
+    let before = if way == OURS { Some(rival.status()?) } else { None };
     let (mut ticks, mut time) = (0_u32, 0);
     let measured = observe(&mut watched, length, Duration::from_secs(1), || {
         let before = thread_cpu_time();
@@ -116,13 +135,19 @@ fn run(way: &'static str, cpu: usize, priority: Option<u32>, length: Duration, s
         ticks += 1;
     })
     .context("cannot observe the programs")?;
-    let tick = match way {
-        OURS => Some(rival.tick_of_manager()?),
-        STOP | PI => Some(micros(time) / f64::from(ticks.max(1))),
-        _ => None,
+    let (tick, whole) = match (before, way) {
+        (Some(before), _) => {
+            let after = rival.status()?;
+            let ticks = (after.ticks - before.ticks).max(1);
+            let each =
+                |time: fn(&Status) -> u64| Some(micros(time(&after) - time(&before)) / (micros(ticks) * 1e3));
+            (each(|status| status.tick_time), each(|status| status.cpu_time))
+        }
+        (None, STOP | PI) => (Some(micros(time) / f64::from(ticks.max(1))), None),
+        _ => (None, bare.map(BareTimer::stop)),
     };
     drop((hog, spinners));
-    Ok(Outcome { met: met(&measured), tick })
+    Ok(Outcome { met: met(&measured), tick, whole })
 }
 
 fn met(measured: &[Measured]) -> f64 {
@@ -253,12 +278,44 @@ impl Rival {
         }
     }
 
-    fn tick_of_manager(&self) -> Result<f64> {
+    fn status(&self) -> Result<Status> {
         let Self::Manager { process, .. } = self else { bail!("there is no manager") };
         match Client::connect(&process.socket())?.ask(&Request::Status)? {
-            Reply::Status(status) => Ok(micros(status.tick_time / status.ticks.max(1))),
+            Reply::Status(status) => Ok(*status),
             _ => bail!("the manager has no status"),
         }
+    }
+}
+
+/// A thread that is woken each 10 ms, at the priority of its process, and does nothing.
+struct BareTimer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<f64>,
+}
+
+impl BareTimer {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            // It is reset when a thread is made.
+            let fifo = Policy::Fifo { priority: 99 };
+            let _as_the_process = scheduling::set(0, Scheduling { policy: fifo, reset_on_fork: true });
+            let (mut ticks, mut next, before) = (0_u32, now(), thread_cpu_time());
+            while !stops.load(Ordering::Relaxed) {
+                next += 10_000_000;
+                std::thread::sleep(Duration::from_nanos(next.saturating_sub(now())));
+                ticks += 1;
+            }
+            micros(thread_cpu_time() - before) / f64::from(ticks.max(1))
+        });
+        Self { stop, thread }
+    }
+
+    /// Ends it; returns the CPU time of each time that it was woken, in microseconds.
+    fn stop(self) -> f64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or(0.0)
     }
 }
 

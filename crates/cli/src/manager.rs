@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use orrery_hijack::policy::Manager;
+use orrery_manager::Package;
 pub(crate) use orrery_manager::command::Arguments;
 use orrery_manager::command::{cpu_share, execute_server};
-use orrery_manager::join::{Joined, Joining, join, start_keeper};
-use orrery_manager::load;
+use orrery_manager::join::{Joined, Joining, Kept, join, start_keeper};
 use orrery_manager::protocol::{Reply, Request};
 
 /// The class of shares of packets.
@@ -107,10 +107,14 @@ impl Options {
         {
             eprintln!("orrery: packets of process {pid} are delivered as ever: {reason}");
         }
-        for manifest in &self.extension {
-            load(&joined.client, manifest)?;
-        }
-        start_keeper(joined, &joining, pid).context("cannot start the process that stays with the tracee")
+        let load = |manifest: &PathBuf| {
+            let package = Package::read(manifest)?;
+            let number = package.load(&joined.client)?;
+            Ok(Kept::new(package, number))
+        };
+        let extensions: Vec<Kept> = self.extension.iter().map(load).collect::<anyhow::Result<_>>()?;
+        start_keeper(joined, &joining, pid, &extensions)
+            .context("cannot start the process that stays with the tracee")
     }
 }
 

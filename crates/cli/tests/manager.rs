@@ -179,17 +179,25 @@ fn a_program_has_a_share_of_packets_and_an_extension() {
     if facility::is_missing() {
         return;
     }
-    let scene = Scene::new(Some("measure"));
+    let mut scene = Scene::new(Some("measure"));
     fs::write(scene.directory.path().join("idle.wasm"), IDLE).unwrap();
     let manifest = scene.file("idle.toml", "[extension]\nname = 'idle'\nmodule = 'idle.wasm'\nfuel = 10\n");
     let words = ["run", "--net", "30%", "--extension", &manifest, "--", "sh", "-c", "read x; exit 5"];
     let mut child = child_of(scene.orrery().args(words));
     eventually("it has joined", || scene.status()["packets"][0]["share"] == 300_000);
-    let extensions = || -> serde_json::Value {
+    let of = |scene: &Scene| -> serde_json::Value {
         let output = scene.output(&["manager", "extensions", "--json"]);
         serde_json::from_slice(&output.stdout).unwrap()
     };
-    eventually("its extension runs", || extensions()["extensions"][0]["name"] == "idle");
+    eventually("its extension runs", || of(&scene)["extensions"][0]["name"] == "idle");
+    // The next manager loads it again, whatever has become of its files.
+    fs::remove_file(&manifest).unwrap();
+    let manager = scene.manager.as_mut().unwrap();
+    manager.kill().unwrap();
+    manager.wait().unwrap();
+    scene.serve("measure");
+    eventually("it is loaded again", || of(&scene)["extensions"][0]["name"] == "idle");
+    let extensions = || of(&scene);
     assert_eq!(extensions()["extensions"][0]["tracee"], scene.status()["tracees"][0]["tracee"]);
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(5));

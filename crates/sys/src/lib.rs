@@ -2,8 +2,8 @@
 //!
 //! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
 //! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
-//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with six
-//! exceptions: [`namespaces::Unmapped::map`], [`capability`], [`cgroups`] and [`processes`], which read tables, [`scm::receive`], if descriptors arrive, and the building of filters in
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with seven
+//! exceptions: [`namespaces::Unmapped::map`], [`capability`], [`cgroups`] and [`processes`], which read tables, [`cgroup_filter`], [`scm::receive`], if descriptors arrive, and the building of filters in
 //! [`seccomp`].
 //!
 //! | what | where |
@@ -18,6 +18,7 @@
 //! | who owns a user namespace; entering new namespaces; mounts | [`namespaces`], [`mounts`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
 //! | what sockets drop, and descriptors of other processes | [`socket_filter`] |
+//! | what the sockets of a control group drop | [`cgroup_filter`] |
 //! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
 //! | the calling thread | [`thread`], [`rseq`] |
@@ -33,6 +34,7 @@ mod proc_self;
 mod range;
 
 pub mod capability;
+pub mod cgroup_filter;
 pub mod cgroups;
 pub mod descriptors;
 pub mod fd_table_copy;

@@ -117,7 +117,7 @@ impl Client {
         )?;
         loop {
             match self.receive()? {
-                (Reply::Event { .. }, _) => {}
+                (Reply::Event { .. } | Reply::Ended { .. }, _) => {}
                 (Reply::Failed(reason), _) => return Err(ClientError::Refused(reason)),
                 other => return Ok(other),
             }

@@ -17,8 +17,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::attributes::{Classes, Permission};
 use crate::client::{Client, default_socket};
 use crate::cpu::Mechanism;
-use crate::extensions::load;
-use crate::join::{Joining, keep};
+use crate::extensions::{Package, load};
+use crate::join::{Joining, Kept, keep};
 use crate::protocol::{ExtensionReport, Reply, Request, Status};
 use crate::server::Settings;
 
@@ -43,7 +43,7 @@ enum Command {
     Get(GetArguments),
     /// Set attributes of a tracee
     Set(SetArguments),
-    /// Load an extension into a manager that runs; print its number
+    /// Load an extension into a manager that runs, until that ends; print its number
     Load(LoadArguments),
     /// Unload an extension
     Unload(UnloadArguments),
@@ -181,6 +181,9 @@ struct KeepArguments {
     set: Vec<(String, String)>,
     #[arg(long)]
     journal: Option<i32>,
+    /// Descriptors of a manifest and a module, and the number under which they are loaded
+    #[arg(long, value_name = "FD,FD,NUMBER", value_parser = kept)]
+    extension: Vec<(i32, i32, u64)>,
     #[arg(long)]
     fork: bool,
 }
@@ -188,6 +191,15 @@ struct KeepArguments {
 fn pair(text: &str) -> Result<(String, String), String> {
     let (class, value) = text.split_once('=').ok_or("a value is written CLASS=VALUE")?;
     Ok((class.to_owned(), value.to_owned()))
+}
+
+fn kept(text: &str) -> Result<(i32, i32, u64), String> {
+    let parse = || {
+        let mut parts = text.split(',');
+        let mut fd = || parts.next()?.parse::<i32>().ok().filter(|fd| *fd > 2);
+        Some((fd()?, fd()?, parts.next()?.parse().ok()?))
+    };
+    parse().ok_or_else(|| "an extension is passed as FD,FD,NUMBER, without standard streams".to_owned())
 }
 
 fn tick(text: &str) -> Result<Duration, String> {
@@ -388,13 +400,21 @@ fn keep_tracee(arguments: KeepArguments) -> Result<()> {
     if arguments.fork && !fork()? {
         return Ok(());
     }
-    // SAFETY: the process that executes this passes a connection under this number, and nothing else here uses it.
-    let connection = unsafe { OwnedFd::from_raw_fd(arguments.connection) };
-    rustix::io::fcntl_setfd(&connection, rustix::io::FdFlags::CLOEXEC)
-        .with_context(|| format!("cannot use descriptor {}", arguments.connection))?;
-    let KeepArguments { socket, name, nice, set: values, journal, .. } = arguments;
+    let take = |number: i32| {
+        // SAFETY: the process that executes this passes a descriptor under this number, each once, and nothing else here uses it.
+        let fd = unsafe { OwnedFd::from_raw_fd(number) };
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)
+            .with_context(|| format!("cannot use descriptor {number}"))?;
+        anyhow::Ok(fd)
+    };
+    let connection = take(arguments.connection)?;
+    let KeepArguments { socket, name, nice, set: values, journal, extension, .. } = arguments;
+    let kept = |(manifest, module, number)| {
+        anyhow::Ok(Kept::new(Package::from_fds([take(manifest)?, take(module)?]), number))
+    };
+    let extensions = extension.into_iter().map(kept).collect::<Result<_>>()?;
     let joining = Joining { socket: Some(socket), name, values, journal };
-    keep(&joining, pid, nice, Client::from_fd(connection))
+    keep(&joining, pid, nice, Client::from_fd(connection), extensions)
         .with_context(|| format!("cannot stay with process {pid}"))
 }
 

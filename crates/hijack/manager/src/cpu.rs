@@ -10,6 +10,7 @@
 //! | `account` | what a tracee had in its period, and how often that was too little: no system call |
 //! | `plan` | who comes first: no system call |
 //! | `admission` | the guard: which reservations can be met |
+//! | `starts` | whether any process or thread was started |
 //! | `tree` | the processes and threads of a tracee, and the time that they used |
 //! | `mechanism` | how the kernel is made to do it: real-time priority, weights of control groups, nice values |
 //! | `service` | the monitor and the handler |
@@ -19,6 +20,7 @@ mod admission;
 mod mechanism;
 mod plan;
 mod service;
+mod starts;
 mod tree;
 
 pub(crate) use account::Account;

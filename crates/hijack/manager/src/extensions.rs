@@ -26,7 +26,7 @@ use crate::attributes::{Capability, Classes, Event, Table, Topic, TraceeId};
 use crate::client::ClientError;
 use crate::server::Handler;
 use host::{Right, TableHost};
-pub use loading::load;
+pub use loading::{Package, load};
 use object::Object;
 
 /// Why an extension is not loaded.

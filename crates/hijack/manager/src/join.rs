@@ -2,10 +2,11 @@
 //!
 //! A keeper is a process of the tracee's user that holds the connection with which the tracee joined. Should the manager end, or be
 //! killed at any step, the keeper takes back what the manager may have left (real-time priority, nice values), reports that the
-//! tracee goes on without its reservation, and has it join again as soon as a manager listens.
+//! tracee goes on without its reservation, and has it join again as soon as a manager listens. Extensions that were loaded for the tracee
+//! are with the keeper, in memory that nobody can change: it loads them again, with the rights that the new manager gives.
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,12 +19,15 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::client::{Client, ClientError, default_socket};
 use crate::cpu::{Mechanism, release};
+use crate::extensions::{ExtensionError, Package};
 use crate::protocol::{Reply, Request, Values};
 
 /// How long a manager that is started on demand may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often a keeper looks for a new manager.
 const RETRY: Duration = Duration::from_millis(250);
+/// How often a keeper tries to load an extension again: a new manager that many join at once refuses some.
+const ATTEMPTS: u32 = 40;
 
 /// What is to join, and where.
 #[derive(Debug, Clone)]
@@ -112,11 +116,33 @@ fn start(path: &Path) -> Result<Client, ClientError> {
     }
 }
 
+/// An extension that was loaded for a tracee.
+#[derive(Debug)]
+pub struct Kept {
+    /// What is loaded again.
+    pub package: Package,
+    /// Its number in the manager; `None` where that has not loaded it.
+    pub number: Option<u64>,
+    attempts: u32,
+}
+
+impl Kept {
+    /// Returns one that was loaded under this number.
+    #[must_use]
+    pub fn new(package: Package, number: u64) -> Self {
+        Self { package, number: Some(number), attempts: 0 }
+    }
+
+    fn is_to_be_loaded(&self) -> bool {
+        self.number.is_none() && self.attempts < ATTEMPTS
+    }
+}
+
 /// Starts the keeper of a tracee, as a process of its own.
 ///
 /// # Errors
 /// Where the program is not found, or cannot be executed.
-pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<()> {
+pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32, extensions: &[Kept]) -> io::Result<()> {
     let program = orrery_sys::programs::find_helper("orrery-manager")?;
     let path = joining.socket.clone().unwrap_or_else(default_socket);
     let connection = OwnedFd::from(joined.client);
@@ -130,14 +156,20 @@ pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<(
     for (class, value) in &joining.values {
         command.arg("--set").arg(format!("{class}={value}"));
     }
+    let mut passed = vec![connection.as_raw_fd()];
+    for Kept { package, number, .. } in extensions {
+        let [manifest, module] = package.fds().map(|fd| fd.as_raw_fd());
+        command.arg("--extension").arg(format!("{manifest},{module},{}", number.unwrap_or(0)));
+        passed.extend([manifest, module]);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    let fd = connection.as_raw_fd();
-    // SAFETY: setsid and fcntl are system calls; the descriptor is open in the child, a copy of this process.
+    // SAFETY: setsid and fcntl are system calls; the descriptors are open in the child, a copy of this process.
     unsafe {
         command.pre_exec(move || {
             rustix::process::setsid()?;
-            let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
-            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+            for fd in &passed {
+                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(*fd), rustix::io::FdFlags::empty())?;
+            }
             Ok(())
         });
     }
@@ -146,11 +178,17 @@ pub fn start_keeper(joined: Joined, joining: &Joining, pid: i32) -> io::Result<(
     middle.arg("--fork").spawn()?.wait().map(drop)
 }
 
-/// Keeps a tracee, until its process ends; `nice` is the nice value that it had before it joined.
+/// Keeps a tracee, until its process ends; `nice` is the nice value that it had before it joined, `extensions` were loaded for it.
 ///
 /// # Errors
 /// Where the process cannot be watched.
-pub fn keep(joining: &Joining, pid: i32, nice: i32, client: Client) -> io::Result<()> {
+pub fn keep(
+    joining: &Joining,
+    pid: i32,
+    nice: i32,
+    client: Client,
+    mut extensions: Vec<Kept>,
+) -> io::Result<()> {
     let process = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = match pidfd_open(process, PidfdFlags::empty()) {
         // It has ended before this process came to stay with it.
@@ -160,18 +198,27 @@ pub fn keep(joining: &Joining, pid: i32, nice: i32, client: Client) -> io::Resul
     let path = joining.socket.clone().unwrap_or_else(default_socket);
     let mut client = Some(client);
     loop {
-        let closed = match &client {
-            // The manager sends nothing: this end is only written to by those who ask.
-            Some(client) => wait(&[client.as_fd(), process.as_fd()], None)?,
+        let is_readable = match &client {
+            Some(client) => {
+                let most = extensions.iter().any(Kept::is_to_be_loaded).then_some(RETRY);
+                wait(&[client.as_fd(), process.as_fd()], most)?
+            }
             None => wait(&[process.as_fd()], Some(RETRY))?,
         };
         if ended(&process)? {
             return Ok(());
         }
-        if client.is_some() && closed {
-            client = None;
-            release(pid, nice);
-            report(joining, pid, &path);
+        if let Some(manager) = &client {
+            if is_readable && !is_there(manager, &mut extensions) {
+                client = None;
+                extensions
+                    .iter_mut()
+                    .for_each(|extension| (extension.number, extension.attempts) = (None, 0));
+                release(pid, nice);
+                report(joining, pid, &path);
+            } else {
+                load_again(manager, &mut extensions, pid);
+            }
         }
         if client.is_none()
             && let Ok(new) = Client::connect(&path)
@@ -179,6 +226,7 @@ pub fn keep(joining: &Joining, pid: i32, nice: i32, client: Client) -> io::Resul
             match join_by(new, &process, joining, Some(nice)) {
                 Ok((.., joined)) => {
                     eprintln!("orrery: a new manager serves process {pid} ({})", joining.name);
+                    load_again(&joined, &mut extensions, pid);
                     client = Some(joined);
                 }
                 Err(ClientError::Refused(reason)) => {
@@ -188,9 +236,44 @@ pub fn keep(joining: &Joining, pid: i32, nice: i32, client: Client) -> io::Resul
                     );
                     return Ok(());
                 }
-                // It ended meanwhile, too.
-                Err(_) => {}
+                // It ended meanwhile, too, at whatever step.
+                Err(_) => release(pid, nice),
             }
+        }
+    }
+}
+
+/// Receives what the manager sends by itself, that an extension has ended: it is not loaded again. Returns whether there is still a manager.
+fn is_there(client: &Client, extensions: &mut Vec<Kept>) -> bool {
+    match client.receive() {
+        Ok((Reply::Ended { number }, _)) => {
+            extensions.retain(|extension| extension.number != Some(number));
+            true
+        }
+        Ok(_) => true,
+        Err(_) => false,
+    }
+}
+
+/// Loads what the manager has not loaded yet. Where it has ended meanwhile, too, the connection shows it.
+fn load_again(client: &Client, extensions: &mut [Kept], pid: i32) {
+    for extension in extensions.iter_mut().filter(|extension| extension.is_to_be_loaded()) {
+        extension.attempts += 1;
+        match extension.package.load(client) {
+            Ok(number) => {
+                extension.number = Some(number);
+                eprintln!(
+                    "orrery: extension {:?} of process {pid} is loaded again",
+                    extension.package.name()
+                );
+            }
+            Err(ExtensionError::Manager(ClientError::Refused(reason))) => {
+                if extension.attempts == ATTEMPTS {
+                    let name = extension.package.name();
+                    eprintln!("orrery: process {pid} goes on without its extension {name:?}: {reason}");
+                }
+            }
+            Err(_) => return,
         }
     }
 }
@@ -206,7 +289,7 @@ fn report(joining: &Joining, pid: i32, path: &Path) {
     );
 }
 
-fn wait(fds: &[std::os::fd::BorrowedFd<'_>], most: Option<Duration>) -> io::Result<bool> {
+fn wait(fds: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<bool> {
     let mut polled: Vec<PollFd<'_>> =
         fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let most = most.map(|most| Timespec {

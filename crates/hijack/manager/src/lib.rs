@@ -52,7 +52,7 @@ pub use attributes::{
     Proposal, Rights, Scope, Subscription, Table, Topic, TraceeId,
 };
 pub use cpu::{CpuReport, Mechanism, Reservation};
-pub use extensions::{ExtensionError, ExtensionHandler, load};
+pub use extensions::{ExtensionError, ExtensionHandler, Package, load};
 pub use net::PacketReport;
 pub use private_manager::PrivateManager;
 pub use server::{Handler, ServeError, Settings, serve};

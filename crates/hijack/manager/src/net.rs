@@ -4,14 +4,19 @@
 //! packets, or is about to, a *handler* has the kernel drop part of what arrives at sockets with lower shares, the lowest first
 //! ([`Steering`]), as it arrives: nobody is woken for it. The *guard* is the class' sum.
 //!
+//! What drops is one program at the tracee's control group, where the manager has the right to attach one and the tracee had no UDP sockets
+//! when it joined (those belong to the group in which they were made); else a filter of each socket.
+//!
 //! Descriptors are copied for the moment of a look only: a copy that stayed would keep ports in use that a program has closed. Filters
 //! that programs attach themselves are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use orrery_packets::{Load, PacketsError, Remote, Steering, may_steer, sockets_of};
+use orrery_sys::cgroup_filter::CgroupFilter;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +48,10 @@ pub struct PacketReport {
     pub own_filters: usize,
     /// Why sockets are not served, if the manager has not the right to.
     pub refused: Option<String>,
+    /// Whether a program at the tracee's control group drops packets, which counts them; else filters of sockets do.
+    pub by_group: bool,
+    /// How many packets that program has dropped so far.
+    pub packets_dropped: u64,
 }
 
 #[derive(Debug)]
@@ -53,8 +62,10 @@ struct Served {
     processes: BTreeMap<i32, OwnedFd>,
     /// Sockets with filters of the program.
     own_filters: BTreeSet<u64>,
+    /// What drops packets of all its sockets, if one filter does; it is removed with this, and when the manager ends.
+    filter: Option<CgroupFilter>,
     refused: Option<String>,
-    /// Whether a filter was attached since it joined.
+    /// Whether a filter was attached to a socket since it joined.
     touched: bool,
     /// Whether its own filters were reported.
     reported: bool,
@@ -67,6 +78,8 @@ struct Steered {
     socket: Remote,
     /// The drops that were counted last.
     drops: u32,
+    /// Whether the program has attached a filter to it, by whose drops it does not suffer.
+    has_own_filter: bool,
 }
 
 /// The service.
@@ -91,14 +104,23 @@ impl NetService {
         Ok(Self { class, served: BTreeMap::new(), streams: Vec::new(), steering, ticks: 0 })
     }
 
-    /// Begins to serve a tracee, whose process this is, as `user` asked.
-    pub(crate) fn join(&mut self, tracee: TraceeId, process: BorrowedFd<'_>, user: u32) {
+    /// Begins to serve a tracee, whose process this is, as `user` asked. `group` is the control group around its processes, if it has one.
+    pub(crate) fn join(
+        &mut self,
+        tracee: TraceeId,
+        process: BorrowedFd<'_>,
+        user: u32,
+        group: Option<&Path>,
+        processes: &[i32],
+    ) {
         let refused = may_steer(process).err().map(|error| error.to_string());
+        let filter = group.filter(|_| refused.is_none()).and_then(|group| at_group(group, user, processes));
         let served = Served {
             user,
             share: 0,
             processes: BTreeMap::new(),
             own_filters: BTreeSet::new(),
+            filter,
             refused,
             touched: false,
             reported: false,
@@ -207,6 +229,8 @@ impl NetService {
                 dropped: u32::try_from((highest * 1000) >> 32).unwrap_or(0),
                 own_filters: served.own_filters.len(),
                 refused: served.refused.clone(),
+                by_group: served.filter.is_some(),
+                packets_dropped: served.filter.as_ref().map_or(0, CgroupFilter::dropped),
             }
         };
         self.served.iter().map(report).collect()
@@ -224,9 +248,16 @@ impl NetService {
         let stream = opened?;
         let load = stream.look().ok()?;
         // What a filter of the program drops is no loss.
-        if load.drops != steered.drops && self.steering.rate(index) == 0 && stream.has_own_filter().ok()? {
-            served.has_filter(steered.tracee, steered.socket.cookie());
-            return None;
+        let is_new = load.drops != steered.drops && self.steering.rate(index) == 0 && !steered.has_own_filter;
+        if is_new && stream.has_own_filter().ok()? {
+            if served.filter.is_none() {
+                served.has_filter(steered.tracee, steered.socket.cookie());
+                return None;
+            }
+            steered.has_own_filter = true;
+        }
+        if steered.has_own_filter {
+            return Some(Load { drops: steered.drops, ..load });
         }
         steered.drops = load.drops;
         Some(load)
@@ -237,6 +268,11 @@ impl NetService {
         let rate = self.steering.rate(index);
         let Some(steered) = self.streams.get(index) else { return false };
         let Some(served) = self.served.get_mut(&steered.tracee) else { return false };
+        if let Some(filter) = &served.filter {
+            // All its streams have one share, and so one rate.
+            filter.set(rate);
+            return true;
+        }
         let process = served.processes.get(&steered.pid);
         let Some(Ok(Some(mut stream))) = process.map(|process| steered.socket.open(process.as_fd())) else {
             return false;
@@ -253,8 +289,12 @@ impl NetService {
     }
 
     fn forget(&mut self, index: usize) {
-        self.streams.remove(index);
+        let tracee = self.streams.remove(index).tracee;
         self.steering.remove(index);
+        let filter = self.served.get(&tracee).and_then(|served| served.filter.as_ref());
+        if let Some(filter) = filter.filter(|_| self.streams.iter().all(|stream| stream.tracee != tracee)) {
+            filter.set(0);
+        }
     }
 
     /// Removes all filters: nobody has a share any more.
@@ -266,6 +306,7 @@ impl NetService {
                 served.processes.iter().for_each(|(pid, process)| clean(*pid, process.as_fd()));
             }
             served.own_filters.clear();
+            served.filter.iter().for_each(|filter| filter.set(0));
         }
     }
 
@@ -273,7 +314,13 @@ impl NetService {
     fn scan(&mut self, tracee: TraceeId, pids: &[i32]) {
         let Some(served) = self.served.get_mut(&tracee) else { return };
         served.meet(pids);
-        let mut own = self.streams.iter().filter(|stream| stream.tracee == tracee).count();
+        let of_tracee = |stream: &Steered| stream.tracee == tracee;
+        let mut own = self.streams.iter().filter(|stream| of_tracee(stream)).count();
+        // One filter drops of all of them: those that come are dropped of already.
+        let rate = match (&served.filter, self.streams.iter().position(of_tracee)) {
+            (Some(_), Some(first)) => self.steering.rate(first),
+            _ => 0,
+        };
         let (mut looked, mut filters) = (0, BTreeSet::new());
         for (pid, process) in &served.processes {
             for fd in sockets_of(*pid, MOST_DESCRIPTORS.min(MOST_OF_TRACEE - looked)).unwrap_or_default() {
@@ -292,13 +339,21 @@ impl NetService {
                     continue;
                 }
                 // A filter that a manager has left which was killed is removed.
-                match stream.drop_part(0) {
-                    Err(PacketsError::OwnFilter) => drop(filters.insert(socket.cookie())),
-                    Ok(()) if own < MOST_SOCKETS && self.streams.len() < MOST_STREAMS => {
+                let cleaned = stream.drop_part(0);
+                let has_own_filter = matches!(cleaned, Err(PacketsError::OwnFilter));
+                match cleaned {
+                    Err(PacketsError::OwnFilter) if served.filter.is_none() => {
+                        filters.insert(socket.cookie());
+                    }
+                    Ok(()) | Err(PacketsError::OwnFilter)
+                        if own < MOST_SOCKETS && self.streams.len() < MOST_STREAMS =>
+                    {
                         let Ok(load) = stream.look() else { continue };
                         own += 1;
-                        self.steering.add(served.share, most_dropped(served.share), load.drops);
-                        let steered = Steered { tracee, pid: *pid, socket, drops: load.drops };
+                        let most = most_dropped(served.share);
+                        self.steering.add_dropping(served.share, most, load.drops, rate);
+                        let drops = load.drops;
+                        let steered = Steered { tracee, pid: *pid, socket, drops, has_own_filter };
                         self.streams.push(steered);
                     }
                     _ => {}
@@ -342,6 +397,21 @@ impl Served {
             );
         }
     }
+}
+
+/// Attaches a filter to the group of a tracee, if the kernel permits it, and if the tracee has no UDP sockets yet: those that there are belong
+/// to the group in which they were made. Sockets of other users, those of set-user-ID programs, are left alone.
+fn at_group(group: &Path, user: u32, processes: &[i32]) -> Option<CgroupFilter> {
+    for pid in processes {
+        let process = pidfd_open(Pid::from_raw(*pid)?, PidfdFlags::empty()).ok()?;
+        for fd in sockets_of(*pid, MOST_DESCRIPTORS).ok()? {
+            if Remote::find(process.as_fd(), fd).ok()?.is_some() {
+                return None;
+            }
+        }
+    }
+    let directory = fs::File::open(group).ok()?;
+    CgroupFilter::attach(directory.as_fd(), (user != 0).then_some(user)).ok()
 }
 
 /// Returns whether all user IDs of a process are this one.
@@ -410,7 +480,7 @@ mod tests {
         let tracee = table.add_tracee().unwrap();
         let me = rustix::process::getpid().as_raw_nonzero().get();
         let process = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
-        service.join(tracee, process.as_fd(), rustix::process::geteuid().as_raw());
+        service.join(tracee, process.as_fd(), rustix::process::geteuid().as_raw(), None, &[me]);
         let processes = |_| vec![me];
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         // Nobody has a share: nothing is looked at.

@@ -133,6 +133,12 @@ pub enum Reply {
     },
     /// An error; nothing was changed.
     Failed(String),
+    /// An extension that this connection has loaded has ended, though the connection did not ask for that: it was aborted too often, or
+    /// somebody else has unloaded it.
+    Ended {
+        /// The number of the extension.
+        number: u64,
+    },
 }
 
 /// What there is to know of an extension that a connection has loaded.

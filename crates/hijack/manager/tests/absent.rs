@@ -1,8 +1,10 @@
-//! The manager on kernels that lack something, each of which is taken away: control groups, pressure files, real-time rights.
+//! The manager on kernels that lack something, each of which is taken away: control groups, pressure files, real-time rights. Root takes
+//! them away; the manager is root's, and an ordinary user's.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
 use std::fs::File;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -10,29 +12,34 @@ use orrery_manager::Mechanism;
 use orrery_manager::client::Client;
 use orrery_manager::join::{Joining, join};
 use orrery_manager::protocol::{Reply, Request, Status};
-use orrery_testing::{Killed, eventually, skipped};
+use orrery_testing::{Killed, PublicDirectory, eventually, skipped};
+
+/// Root, and an ordinary user.
+const USERS: [u32; 2] = [0, 65534];
 
 struct Scene {
-    directory: tempfile::TempDir,
     _manager: Killed,
+    socket: PathBuf,
+    directory: PublicDirectory,
+    uid: u32,
 }
 
 impl Scene {
-    /// Starts a manager by a script that takes something away and executes its arguments.
-    fn new(script: &str, arguments: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+    /// Starts a manager of a user by a script that takes something away, as root, and executes its arguments.
+    fn new(uid: u32, script: &str, arguments: &[&str]) -> Self {
+        let directory = PublicDirectory::new();
+        let socket = directory.directory_of(uid, "own").join("socket");
         let log = File::create(directory.path().join("log")).unwrap();
         let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-e", "-c", script, "sh", env!("CARGO_BIN_EXE_orrery-manager"), "serve"]);
-        command.arg("--socket").arg(directory.path().join("socket")).args(arguments);
+        command.args(["-m", "sh", "-e", "-c", script, "sh"]);
+        if uid != 0 {
+            command.args(["setpriv", &format!("--reuid={uid}"), "--clear-groups", "--"]);
+        }
+        command.arg(directory.copy(env!("CARGO_BIN_EXE_orrery-manager"))).arg("serve");
+        command.arg("--socket").arg(&socket).args(arguments);
         let manager = Killed(command.stderr(log).spawn().unwrap());
-        let scene = Self { directory, _manager: manager };
-        eventually("the manager listens", || Client::connect(&scene.socket()).is_ok());
-        scene
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
+        eventually("the manager listens", || Client::connect(&socket).is_ok());
+        Self { _manager: manager, socket, directory, uid }
     }
 
     fn log(&self) -> String {
@@ -40,7 +47,7 @@ impl Scene {
     }
 
     fn status(&self) -> Status {
-        match Client::connect(&self.socket()).unwrap().ask(&Request::Status).unwrap() {
+        match Client::connect(&self.socket).unwrap().ask(&Request::Status).unwrap() {
             Reply::Status(status) => *status,
             other => panic!("{other:?}"),
         }
@@ -49,10 +56,11 @@ impl Scene {
     /// Has a program that computes join; returns by which mechanism it is served, when periods have been counted.
     fn serves(&self) -> Mechanism {
         let script = ["-c", "while :; do :; done"];
-        let program = Killed(Command::new("sh").args(script).stdin(Stdio::null()).spawn().unwrap());
+        let mut program = Command::new("sh");
+        let program = Killed(program.args(script).stdin(Stdio::null()).uid(self.uid).spawn().unwrap());
         let value = |class: &str, value: &str| (class.to_owned(), value.to_owned());
         let values = vec![value("cpu.target", "5ms"), value("cpu.period", "50ms")];
-        let joining = Joining { socket: Some(self.socket()), name: "x".into(), values, journal: None };
+        let joining = Joining { socket: Some(self.socket.clone()), name: "x".into(), values, journal: None };
         let joined = join(&joining, program.0.id().cast_signed()).unwrap();
         eventually("it is charged, and periods are counted", || {
             let tracee = self.status().tracees.remove(0);
@@ -79,10 +87,14 @@ fn without_control_groups_it_serves_by_what_is_left() {
     let script = "while grep -q ' - cgroup' /proc/self/mountinfo; do
         umount -l \"$(grep ' - cgroup' /proc/self/mountinfo | tail -n 1 | cut -d ' ' -f 5)\"; done
         exec \"$@\"";
-    let scene = Scene::new(script, &["--mechanism", "group"]);
-    assert_eq!(scene.serves(), Mechanism::Measure);
-    let scene = Scene::new(script, &["--mechanism", "group,nice"]);
-    assert_eq!(scene.serves(), Mechanism::Nice);
+    for uid in USERS {
+        let scene = Scene::new(uid, script, &["--mechanism", "group"]);
+        assert_eq!(scene.serves(), Mechanism::Measure);
+    }
+    assert_eq!(Scene::new(0, script, &["--mechanism", "group,nice"]).serves(), Mechanism::Nice);
+    // An ordinary user has no right to nice values below his own.
+    let script = script.replace("exec ", "exec prlimit --nice=0 ");
+    assert_eq!(Scene::new(USERS[1], &script, &["--mechanism", "group,nice"]).serves(), Mechanism::Measure);
 }
 
 #[test]
@@ -91,9 +103,11 @@ fn without_pressure_files_it_serves_and_says_so() {
         return;
     }
     let script = "if [ -d /proc/pressure ]; then mount -t tmpfs none /proc/pressure; fi; exec \"$@\"";
-    let scene = Scene::new(script, &["--mechanism", "measure"]);
-    assert_eq!(scene.serves(), Mechanism::Measure);
-    assert!(scene.log().contains("no pressure events: /proc/pressure is absent"), "{}", scene.log());
+    for uid in USERS {
+        let scene = Scene::new(uid, script, &["--mechanism", "measure"]);
+        assert_eq!(scene.serves(), Mechanism::Measure);
+        assert!(scene.log().contains("no pressure events: /proc/pressure is absent"), "{}", scene.log());
+    }
 }
 
 #[test]
@@ -103,8 +117,10 @@ fn without_real_time_rights_it_serves_and_says_so() {
     }
     // The limits that give such rights without the capability are zero, too.
     let script = "exec prlimit --rtprio=0 --nice=0 setpriv --bounding-set=-sys_nice \"$@\"";
-    let scene = Scene::new(script, &["--mechanism", "realtime,nice"]);
-    assert_eq!(scene.serves(), Mechanism::Measure);
-    assert!(!scene.status().realtime);
-    assert!(scene.log().contains("cannot take real-time priority"), "{}", scene.log());
+    for uid in USERS {
+        let scene = Scene::new(uid, script, &["--mechanism", "realtime,nice"]);
+        assert_eq!(scene.serves(), Mechanism::Measure);
+        assert!(!scene.status().realtime);
+        assert!(scene.log().contains("cannot take real-time priority"), "{}", scene.log());
+    }
 }

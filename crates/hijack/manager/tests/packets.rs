@@ -71,6 +71,20 @@ impl Receiver {
         receiver
     }
 
+    /// Starts a program that joins before it opens its socket, as `orrery run` has it.
+    fn join(manager: &Manager, share: &str) -> (Self, Joined) {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read x; exec /usr/bin/python3 -c \"$0\" 0", RECEIVER]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let orders = process.stdin.take().unwrap();
+        let answers = BufReader::new(process.stdout.take().unwrap());
+        let mut receiver = Self { process, orders, answers, port: 0 };
+        let joined = manager.join(&receiver, share).unwrap();
+        writeln!(receiver.orders, "open").unwrap();
+        receiver.port = receiver.answer();
+        (receiver, joined)
+    }
+
     fn pid(&self) -> i32 {
         self.process.id().cast_signed()
     }
@@ -117,7 +131,11 @@ impl Manager {
     }
 
     fn serve(program: &Path, socket: &Path, uid: u32) -> Child {
-        let mut command = Command::new(program);
+        Self::serve_by(Command::new(program), socket, uid)
+    }
+
+    /// Serves by a command that executes the manager with its further arguments.
+    fn serve_by(mut command: Command, socket: &Path, uid: u32) -> Child {
         command.args(["serve", "--mechanism", "measure", "--no-realtime", "--socket"]).arg(socket);
         let process = command.uid(uid).stderr(Stdio::null()).spawn().unwrap();
         eventually("the manager listens", || Client::connect(socket).is_ok());
@@ -313,7 +331,7 @@ fn no_filter_stays_whatever_ends() {
         eventually("both are served", || manager.packets(tracee).sockets == 1);
         filtered(&manager, &high, &mut low, tracee);
         // Killed: the keeper removes it.
-        start_keeper(of_low, &joining, low.pid()).unwrap();
+        start_keeper(of_low, &joining, low.pid(), &[]).unwrap();
         manager.process.kill().unwrap();
         manager.process.wait().unwrap();
         eventually("the keeper removes it", || low.filter() == 0);
@@ -382,5 +400,75 @@ fn a_program_of_other_ids_than_its_users_is_left_alone() {
         let begin = ticks();
         eventually("ticks pass", || ticks() > begin + 100);
         assert_eq!(manager.packets(tracee).sockets, 0);
+    });
+}
+
+/// One program of the kernel's serves all sockets of a tracee: those with filters of the program's own, and those that are made later.
+#[test]
+fn a_program_at_the_control_group_drops_whatever_socket_it_is() {
+    in_a_network(|| {
+        let mut manager = Manager::start(own_uid());
+        let (mut high, of_high) = Receiver::join(&manager, "60%");
+        let (mut low, of_low) = Receiver::join(&manager, "0%");
+        let packets = |manager: &Manager| manager.packets(of_low.tracee);
+        if !packets(&manager).by_group {
+            return skipped!("the manager can attach no program to a control group");
+        }
+        low.order("filter");
+        eventually("both are served", || {
+            [of_high.tracee, of_low.tracee].iter().all(|tracee| manager.packets(*tracee).sockets == 1)
+        });
+        let flood = |manager: &Manager, high: &Receiver| {
+            send_until(high.port, || packets(manager).dropped >= 900);
+        };
+        flood(&manager, &high);
+        // Its own filter is all that its socket has.
+        assert_eq!((low.filter(), packets(&manager).own_filters), (1, 0));
+        let before = packets(&manager).packets_dropped;
+        let sent = send_until(low.port, || true) + send_until(low.port, || true);
+        let got: u32 = low.order("wait").parse().unwrap();
+        assert!(got < sent, "{got} of {sent}");
+        assert_eq!(packets(&manager).packets_dropped - before, u64::from(sent - got));
+        assert_eq!(manager.packets(of_high.tracee).packets_dropped, 0);
+        // A socket that is new is served from its first packet on.
+        low.order(&format!("bind {}", low.port.wrapping_add(1).max(1024)));
+        let port = low.port.wrapping_add(1).max(1024);
+        let before = packets(&manager).packets_dropped;
+        send_until(port, || packets(&manager).packets_dropped > before);
+        // Everybody gets everything again when it receives, and when a manager is killed that drops.
+        high.order("wait");
+        eventually("nothing is dropped any more", || packets(&manager).dropped == 0);
+        low.order("wait");
+        flood(&manager, &high);
+        manager.process.kill().unwrap();
+        manager.process.wait().unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for _ in 0..50 {
+            sender.send_to(b"x", ("127.0.0.1", port)).unwrap();
+        }
+        assert_eq!(low.order("wait"), "50");
+    });
+}
+
+/// Without the right to attach programs to control groups, filters of sockets do it.
+#[test]
+fn without_the_right_to_programs_filters_of_sockets_drop() {
+    if own_uid() != 0 {
+        return skipped!("it requires root to give a right up; the tests of ordinary users show the same");
+    }
+    in_a_network(|| {
+        let mut manager = Manager::start(own_uid());
+        end(&mut manager);
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-bpf,-net_admin,-sys_admin"]).arg(&manager.program);
+        manager.process = Manager::serve_by(command, &manager.socket, manager.uid);
+        let (high, of_high) = Receiver::join(&manager, "60%");
+        let (mut low, of_low) = Receiver::join(&manager, "0%");
+        eventually("both are served", || {
+            [of_high.tracee, of_low.tracee].iter().all(|tracee| manager.packets(*tracee).sockets == 1)
+        });
+        send_until(high.port, || manager.packets(of_low.tracee).dropped >= 900);
+        let packets = manager.packets(of_low.tracee);
+        assert_eq!((packets.by_group, packets.packets_dropped, low.filter()), (false, 0, 5));
     });
 }

@@ -64,7 +64,13 @@ impl Steering {
 
     /// Adds a stream, as the last one. At most `most` of 2^32 of its packets are dropped early. `drops` is what it has lost so far.
     pub fn add(&mut self, share: Share, most: u32, drops: u32) {
-        self.streams.push(State { share, most: most.min(MOST), drops, rate: 0, in_vain: 0 });
+        self.add_dropping(share, most, drops, 0);
+    }
+
+    /// Adds a stream, as [`add`](Self::add), of which a part is dropped already: as of others that one filter serves with it.
+    pub fn add_dropping(&mut self, share: Share, most: u32, drops: u32, rate: u32) {
+        let most = most.min(MOST);
+        self.streams.push(State { share, most, drops, rate: rate.min(most), in_vain: 0 });
     }
 
     /// Changes the share of a stream and the most that is dropped of it; returns whether its rate is another one now.

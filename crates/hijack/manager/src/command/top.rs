@@ -125,12 +125,12 @@ fn packet_table(status: &Status) -> String {
         "TRACEE", "NAME", "NET.SHARE", "SOCKETS", "DROPPED", "OWN FILTERS"
     );
     for packets in &status.packets {
-        let PacketReport { tracee, share, sockets, dropped, own_filters, refused } = packets;
+        let PacketReport { tracee, share, sockets, dropped, own_filters, .. } = packets;
         let name = status.tracees.iter().find(|it| it.tracee == *tracee).map_or("", |it| &it.name);
         let name: String = name.chars().take(16).collect();
         let share = Kind::Share.format((*share).into());
         let dropped = format!("{}.{}%", dropped / 10, dropped % 10);
-        let refused = refused.as_ref().map(|reason| format!("  {reason}")).unwrap_or_default();
+        let refused = packets.refused.as_ref().map(|reason| format!("  {reason}")).unwrap_or_default();
         let _ = writeln!(
             out,
             "{tracee:>6} {name:<16} {share:>9} {sockets:>9} {dropped:>9} {own_filters:>11}{refused}"

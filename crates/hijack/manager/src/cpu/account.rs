@@ -80,6 +80,12 @@ impl Account {
         self
     }
 
+    /// Returns whether the period is over.
+    #[must_use]
+    pub(crate) fn is_over(&self, now: u64) -> bool {
+        now.saturating_add(SLACK) >= self.deadline()
+    }
+
     /// Ends the period if it is over. `waited` is asked only then; without it every period counts in which the target was not reached,
     /// with it only those in which the tracee also waited for a CPU for as long as it lacks: one that sleeps misses nothing.
     pub(crate) fn advance(
@@ -88,7 +94,7 @@ impl Account {
         used: u64,
         waited: impl FnOnce() -> Option<u64>,
     ) -> Option<Ended> {
-        if now.saturating_add(SLACK) < self.deadline() {
+        if !self.is_over(now) {
             return None;
         }
         let Reservation { target, period } = self.reservation;

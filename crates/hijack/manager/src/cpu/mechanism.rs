@@ -159,6 +159,11 @@ impl Group {
         Some((open("cgroup.procs")?, open("cpu.stat")?))
     }
 
+    /// Returns its directory, if it is of version 2.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        self.unified.then_some(self.directory.as_path())
+    }
+
     /// Adds a process, whose children will be members from the start.
     pub(super) fn add(&self, pid: i32) -> io::Result<()> {
         write(&self.directory.join("cgroup.procs"), &pid.to_string())

@@ -26,25 +26,34 @@ pub(crate) struct Need {
     pub(crate) order: u32,
 }
 
-/// Decides for each: the highest order first, and where nobody decided one, the earliest deadline. One is first at most: should that one sleep, the others go in the order in which they came, which is all that two
-/// levels of priority can do.
+/// Returns who comes first of those below their targets: the highest order, and where nobody decided one, the earliest deadline. One is
+/// first at most: should that one sleep, the others go in the order in which they came, which is all that two levels of priority can do.
 #[must_use]
-pub(crate) fn plan(needs: &[Need]) -> Vec<Level> {
-    let below = needs.iter().enumerate().filter(|(_, need)| need.below == Some(true));
-    let first = below.min_by_key(|(_, need)| (Reverse(need.order), need.deadline)).map(|(index, _)| index);
-    let level = |(index, need): (usize, &Need)| match need.below {
+pub(crate) fn first(needs: impl Iterator<Item = Need>) -> Option<usize> {
+    let below = needs.enumerate().filter(|(_, need)| need.below == Some(true));
+    below.min_by_key(|(_, need)| (Reverse(need.order), need.deadline)).map(|(index, _)| index)
+}
+
+/// Returns the level of a tracee with this need.
+#[must_use]
+pub(crate) fn level(need: Need, is_first: bool) -> Level {
+    match need.below {
         None => Level::Free,
-        Some(true) if Some(index) == first => Level::First,
+        Some(true) if is_first => Level::First,
         Some(true) => Level::Below,
         Some(false) => Level::Above,
-    };
-    needs.iter().enumerate().map(level).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn plan(needs: &[Need]) -> Vec<Level> {
+        let first = first(needs.iter().copied());
+        needs.iter().enumerate().map(|(index, need)| level(*need, Some(index) == first)).collect()
+    }
 
     #[test]
     fn the_earliest_deadline_below_its_target_is_first() {

@@ -1,6 +1,7 @@
 //! The monitor and the handler: reads clocks each tick, and sets who comes first.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 
 use orrery_sys::scheduling::{self, Policy, Scheduling};
 use rustix::process::Pid;
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::account::{Account, Reservation};
 use super::admission::Masks;
 use super::mechanism::{Group, Mechanism, PREFIX, dissolve};
-use super::plan::{Level, Need, plan};
+use super::plan::{Level, Need, first, level};
+use super::starts::Starts;
 use super::tree::Tree;
 use crate::attributes::{Change, Table, Topic, TraceeId};
 
@@ -94,6 +96,7 @@ pub(crate) struct CpuService {
     /// Mechanisms that may be used, best first.
     allowed: Vec<Mechanism>,
     served: BTreeMap<TraceeId, Served>,
+    starts: Starts,
     ticks: u64,
     second: u64,
 }
@@ -118,7 +121,8 @@ impl CpuService {
         };
         let mut allowed = allowed.to_vec();
         allowed.push(Mechanism::Measure);
-        Ok(Self { indices, masks, allowed, served: BTreeMap::new(), ticks: 0, second: crate::time::now() })
+        let (served, starts) = (BTreeMap::new(), Starts::new());
+        Ok(Self { indices, masks, allowed, served, starts, ticks: 0, second: crate::time::now() })
     }
 
     /// Begins to serve a tracee; returns by which mechanism. `None` where its process has ended. `former_nice` is the nice
@@ -217,31 +221,50 @@ impl CpuService {
         self.served.get(&tracee).map(|served| served.tree.processes().collect()).unwrap_or_default()
     }
 
+    /// Returns the directory of the control group of version 2 that is around a tracee, if there is one.
+    pub(crate) fn group(&self, tracee: TraceeId) -> Option<&Path> {
+        let served = self.served.get(&tracee)?;
+        served.group.iter().chain(&served.around).find_map(Group::directory)
+    }
+
     /// Returns whether somebody has a reservation, and ticks are needed.
     #[must_use]
     pub(crate) fn is_needed(&self) -> bool {
         self.served.values().any(|served| served.account.is_some())
     }
 
-    /// Does what is to be done each tick.
-    pub(crate) fn tick(&mut self, now: u64, table: &mut Table) {
+    /// Records what a tracee has used in its period, which a tick reads only where it decides something.
+    pub(crate) fn record_used(&mut self, tracee: TraceeId, table: &mut Table) {
+        let Some(served) = self.served.get_mut(&tracee) else { return };
+        let used = served.tree.used();
+        if let Some(account) = &served.account {
+            table.record(tracee, self.indices.used, signed(account.used(used)));
+        }
+    }
+
+    /// Does what is to be done each tick. Every clock is read if somebody reads attributes while the manager ticks (`is_read`), else
+    /// only those that decide something: whoever has had its target stays above it until its period ends.
+    pub(crate) fn tick(&mut self, now: u64, table: &mut Table, is_read: bool) {
         self.ticks += 1;
         let scan = self.ticks.is_multiple_of(SCAN);
         let second = now.saturating_sub(self.second) >= SECOND;
+        // Where nothing was started, every process and thread is known.
+        let started = scan && self.starts.have_been();
         for (tracee, served) in &mut self.served {
-            if served.account.is_none() && !second {
+            if !(second || served.is_due(now, scan || is_read)) {
                 continue;
             }
-            if (second || scan) && !served.tree.is_unchanged() {
-                served.scan();
+            let mut used = served.tree.used();
+            if second || (started && served.tree.has_run(used)) {
+                if !served.tree.is_unchanged() {
+                    served.scan();
+                }
+                served.tree.settle();
+                used = served.tree.used();
             }
             if second {
                 served.check();
             }
-            if second || scan {
-                served.tree.settle();
-            }
-            let used = served.tree.used();
             served.used = used;
             if second {
                 served.end_second(used, now - self.second);
@@ -261,9 +284,10 @@ impl CpuService {
                 let missed = u32::try_from(ended.missed).unwrap_or(u32::MAX);
                 table.publish(Topic::Missed, Some(*tracee), missed, lack);
             }
-            let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-            table.record(*tracee, self.indices.used, number(account.used(used)));
-            table.record(*tracee, self.indices.missed, number(account.counts().1));
+            table.record(*tracee, self.indices.used, signed(account.used(used)));
+            if ended.is_some() {
+                table.record(*tracee, self.indices.missed, signed(account.counts().1));
+            }
         }
         if second {
             self.second = now;
@@ -273,20 +297,13 @@ impl CpuService {
 
     /// Sets each tracee's level.
     fn decide(&mut self) {
-        let need = |served: &Served| match &served.account {
-            Some(account) => {
-                let below = Some(account.is_below(served.used));
-                Need { below, deadline: account.deadline(), order: served.order }
-            }
-            None => Need { below: None, deadline: 0, order: 0 },
-        };
-        let needs: Vec<Need> = self.served.values().map(need).collect();
-        let levels = plan(&needs);
+        let first = first(self.served.values().map(Served::need));
         // Who leaves the highest level leaves it before somebody else comes to it.
         for raise in [false, true] {
-            for (served, level) in self.served.values_mut().zip(&levels) {
+            for (index, served) in self.served.values_mut().enumerate() {
+                let level = level(served.need(), Some(index) == first);
                 if raise == matches!(level, Level::First | Level::Below) {
-                    served.set(*level, false);
+                    served.set(level, false);
                 }
             }
         }
@@ -321,6 +338,23 @@ impl CpuService {
 }
 
 impl Served {
+    /// Returns what there is to know of it for who comes first.
+    fn need(&self) -> Need {
+        match &self.account {
+            Some(account) => {
+                let below = Some(account.is_below(self.used));
+                Need { below, deadline: account.deadline(), order: self.order }
+            }
+            None => Need { below: None, deadline: 0, order: 0 },
+        }
+    }
+
+    /// Returns whether its clock is to be read in this tick; `asked` is whether somebody wants to know it.
+    fn is_due(&self, now: u64, asked: bool) -> bool {
+        let decides = |account: &Account| account.is_below(self.used) || account.is_over(now);
+        self.account.as_ref().is_some_and(|account| asked || self.order != 0 || decides(account))
+    }
+
     /// Takes the best mechanism that works for this tracee.
     fn choose(&mut self, allowed: &[Mechanism], tracee: TraceeId) {
         for mechanism in allowed {
@@ -431,6 +465,10 @@ fn without_manager(found: Scheduling, nice: i32) -> Scheduling {
         }
         own => own,
     }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 /// Takes from all threads of a process, and of those that it started, what a manager that was killed has left, and filters from their

@@ -86,7 +86,11 @@ impl Watch {
 
     fn is_unchanged(&self) -> bool {
         let links = rustix::fs::fstat(&self.task).is_ok_and(|found| found.st_nlink == self.links);
-        links && self.children.iter().all(|(file, text)| Self::read(file).as_ref() == Some(text))
+        let mut buffer = [0; 256];
+        let mut same = |(file, text): &(File, Vec<u8>)| {
+            file.read_at(&mut buffer, 0).is_ok_and(|length| buffer.get(..length) == Some(text))
+        };
+        links && self.children.iter().all(&mut same)
     }
 }
 
@@ -106,16 +110,28 @@ const LONGEST: usize = 8192;
 
 impl Members {
     fn read(file: &File) -> Option<Vec<u8>> {
-        let mut buffer = vec![0; LONGEST];
+        let mut buffer = [0; LONGEST];
         let length = file.read_at(&mut buffer, 0).ok()?;
-        buffer.truncate(length);
-        Some(buffer)
+        buffer.get(..length).map(<[u8]>::to_vec)
+    }
+
+    /// Returns whether the group has the members that were read last.
+    fn are_unchanged(&self) -> bool {
+        // Most lists are short; a text that has grown fills the buffer, and differs.
+        let mut short = [0; 256];
+        if self.text.len() < short.len() {
+            let length = self.processes.read_at(&mut short, 0);
+            return length.is_ok_and(|length| short.get(..length) == Some(&self.text));
+        }
+        Self::read(&self.processes).as_ref() == Some(&self.text)
     }
 
     /// Returns the time that all members used, in nanoseconds; those that run now are charged up to their last tick.
     fn used(&self) -> Option<i128> {
-        let text = Self::read(&self.used)?;
-        let text = String::from_utf8_lossy(&text);
+        // It is the first line of a few.
+        let mut buffer = [0; 128];
+        let length = self.used.read_at(&mut buffer, 0).ok()?;
+        let text = String::from_utf8_lossy(buffer.get(..length)?);
         let micros: i128 = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
         Some(micros * 1000)
     }
@@ -128,6 +144,8 @@ pub(super) struct Tree {
     members: Option<Members>,
     /// The time of those that have ended, less what the first process had used when it joined.
     ended: i128,
+    /// What it had used when it was looked at last.
+    looked: u64,
 }
 
 impl Tree {
@@ -135,7 +153,7 @@ impl Tree {
     pub(super) fn new(root: i32) -> Option<Self> {
         let used = process_cpu_time(root).ok()?;
         let first = Process { pid: root, pidfd: None, used, threads: vec![root], watch: None };
-        let mut tree = Self { processes: vec![first], members: None, ended: -i128::from(used) };
+        let mut tree = Self { processes: vec![first], members: None, ended: -i128::from(used), looked: 0 };
         tree.scan();
         Some(tree)
     }
@@ -149,6 +167,12 @@ impl Tree {
             sum += i128::from(process.used);
         }
         u64::try_from(sum.max(0)).unwrap_or(0)
+    }
+
+    /// Returns whether it may have other threads and processes than when this was asked last, where `used` is the time that it has used
+    /// now: who did not run has started nobody.
+    pub(super) fn has_run(&mut self, used: u64) -> bool {
+        std::mem::replace(&mut self.looked, used) != used
     }
 
     /// Follows the members of a control group, in which all known processes are; these are its `cgroup.procs` and `cpu.stat`.
@@ -177,8 +201,7 @@ impl Tree {
 
     /// Returns whether a scan would find what the last one found, as far as a few reads show.
     pub(super) fn is_unchanged(&self) -> bool {
-        let same = |members: &Members| Members::read(&members.processes).as_ref() == Some(&members.text);
-        if !self.members.as_ref().is_none_or(same) {
+        if !self.members.as_ref().is_none_or(Members::are_unchanged) {
             return false;
         }
         self.processes.iter().all(|process| process.watch.as_ref().is_some_and(Watch::is_unchanged))

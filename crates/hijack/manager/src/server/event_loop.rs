@@ -7,6 +7,7 @@ use orrery_extension::{Manifest, Module};
 use orrery_sys::scheduling::thread_cpu_time;
 use orrery_sys::{peer, signals};
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
@@ -16,13 +17,12 @@ use super::loading::{Compiled, Compiler, Loaded, Loader, refuse_more};
 use super::privilege::Privilege;
 use super::requests::{Outcome, handle};
 use super::settings::{Handler, Listener, ServeError, Settings, listen};
-use super::sources::{Ticker, pressure};
+use super::sources::{Ticker, Ticks, pressure};
 use super::state::State;
 use crate::attributes::{Capability, Rights, Topic, TraceeId};
 use crate::protocol::{Reply, Request};
 
 /// What a descriptor is, in the numbers of epoll. Tracees and connections have their own numbers above.
-const TICK: u64 = 0;
 const SIGNAL: u64 = 1;
 const CPU_PRESSURE: u64 = 2;
 const MEMORY_PRESSURE: u64 = 3;
@@ -39,7 +39,8 @@ const BATCH: usize = 16;
 const EVENTS: usize = 64;
 
 /// How often it looks whether it is idle, if it is to end then.
-const SECOND: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+const SECOND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 struct Server {
     state: State,
@@ -50,7 +51,7 @@ struct Server {
     /// The listener and the connections.
     clients: OwnedFd,
     clients_wait: bool,
-    ticker: Ticker,
+    ticks: Ticks,
     /// Ends the wait of clients when there is a new budget.
     wake: Ticker,
     signals: OwnedFd,
@@ -85,7 +86,7 @@ pub fn serve(settings: Settings, handlers: Vec<Box<dyn Handler>>) -> Result<(), 
         first: open()?,
         clients: open()?,
         clients_wait: false,
-        ticker: timer(settings.tick)?,
+        ticks: Ticks::new(settings.tick),
         wake: timer(std::time::Duration::from_millis(50))?,
         signals,
         pressure: [watched("cpu"), watched("memory")],
@@ -111,7 +112,6 @@ impl Server {
         let add = |epoll: &OwnedFd, fd: &OwnedFd, number| {
             epoll::add(epoll, fd, EventData::new_u64(number), EventFlags::IN)
         };
-        add(&self.first, &self.ticker.fd, TICK)?;
         add(&self.first, &self.wake.fd, WAKE)?;
         add(&self.first, &self.signals, SIGNAL)?;
         add(&self.first, self.state.journals.doorbell(), CALLS)?;
@@ -127,18 +127,23 @@ impl Server {
 
     fn run(&mut self) -> Result<(), Errno> {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
+        let mut numbers: Vec<u64> = Vec::new();
         loop {
-            let most = self.settings.until_idle.then_some(SECOND);
-            let (ready, _) = match epoll::wait(&self.first, &mut events, most.as_ref()) {
-                Err(Errno::INTR) => continue,
-                other => other?,
-            };
-            let mut numbers: Vec<u64> = ready.iter().map(|event| event.data.u64()).collect();
+            numbers.clear();
+            if self.wait()? {
+                match epoll::wait(&self.first, &mut events, Some(&AT_ONCE)) {
+                    Err(Errno::INTR) => {}
+                    other => numbers.extend(other?.0.iter().map(|event| event.data.u64())),
+                }
+            }
             // The tick first, clients last.
             numbers.sort_unstable_by_key(|number| if *number == CLIENTS { u64::MAX } else { *number });
-            for number in numbers {
+            let now = crate::time::now();
+            if self.ticks.is_due(now) {
+                self.tick(now);
+            }
+            for &number in &numbers {
                 match number {
-                    TICK => self.tick(),
                     WAKE => drop(self.wake.has_fired()),
                     SIGNAL => {
                         if let Some(signal) = self.signal() {
@@ -154,29 +159,40 @@ impl Server {
                     tracee => self.tracee_ended(TraceeId(tracee - TRACEES)),
                 }
             }
-            self.after();
+            self.after(!numbers.is_empty());
             if self.settings.until_idle && self.state.is_idle() {
                 return Ok(());
             }
         }
     }
 
-    fn tick(&mut self) {
-        if !self.ticker.has_fired() {
-            return;
+    /// Waits until a descriptor is ready or a tick is due; returns whether a descriptor is.
+    fn wait(&self) -> Result<bool, Errno> {
+        let idle = self.settings.until_idle.then_some(SECOND);
+        let most = match (self.ticks.rest(), idle) {
+            (Some(rest), Some(idle)) => Some(rest.min(idle)),
+            (rest, idle) => rest.or(idle),
+        };
+        match poll(&mut [PollFd::new(&self.first, PollFlags::IN)], most.as_ref()) {
+            Err(Errno::INTR) => Ok(false),
+            other => Ok(other? > 0),
         }
+    }
+
+    fn tick(&mut self, now: u64) {
         let before = thread_cpu_time();
+        let is_read = self.has_handlers();
         let State { cpu, net, table, counts, .. } = &mut self.state;
         counts.ticks += 1;
-        cpu.tick(crate::time::now(), table);
+        cpu.tick(now, table, is_read);
         net.tick(|tracee| cpu.processes(tracee));
         let number = i64::try_from(counts.ticks).unwrap_or(0);
         table.publish(Topic::Timer, None, 0, number);
         self.state.counts.tick_time += thread_cpu_time().saturating_sub(before);
     }
 
-    /// Acts on what was set, runs handlers, and sends events.
-    fn after(&mut self) {
+    /// Acts on what was set, runs handlers, and sends events. `has_worked` is whether more than a tick has happened.
+    fn after(&mut self, has_worked: bool) {
         for handler in 0..self.state.handlers.len() {
             let mut handled = 0;
             while handled < EVENTS && !self.state.budget.is_used_up() {
@@ -194,7 +210,7 @@ impl Server {
             net.apply(&changes, table, |tracee| cpu.processes(tracee));
         }
         let needed = self.state.cpu.is_needed() || self.state.net.is_needed();
-        self.ticker.run(needed || self.has_listeners());
+        self.ticks.run(needed || self.has_listeners());
         let table = &mut self.state.table;
         let gone: Vec<u64> = self
             .connections
@@ -203,6 +219,10 @@ impl Server {
             .map(|(number, _)| *number)
             .collect();
         gone.into_iter().for_each(|number| self.disconnect(number));
+        // Ticks alone use up no budget: its clock need not be read.
+        if !has_worked && !self.has_handlers() && !self.clients_wait {
+            return;
+        }
         let used_up = self.state.budget.is_used_up();
         if used_up != self.clients_wait {
             let flags = if used_up { EventFlags::empty() } else { EventFlags::IN };
@@ -213,11 +233,14 @@ impl Server {
         }
     }
 
+    /// Returns whether there is code in the manager that handles events, and reads attributes then.
+    fn has_handlers(&self) -> bool {
+        !self.state.handlers.is_empty() || self.state.loaded.as_ref().is_some_and(Loaded::is_active)
+    }
+
     /// Returns whether somebody waits for the timer, or for what only ticks find out.
     fn has_listeners(&self) -> bool {
-        !self.state.handlers.is_empty()
-            || self.state.loaded.as_ref().is_some_and(Loaded::is_active)
-            || self.connections.values().any(|connection| connection.heard.is_some())
+        self.has_handlers() || self.connections.values().any(|connection| connection.heard.is_some())
     }
 
     fn calls(&mut self) {
@@ -253,8 +276,7 @@ impl Server {
 
     fn serve_clients(&mut self) -> Result<(), Errno> {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 32];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let (ready, _) = match epoll::wait(&self.clients, &mut events, Some(&now)) {
+        let (ready, _) = match epoll::wait(&self.clients, &mut events, Some(&AT_ONCE)) {
             Err(Errno::INTR) => return Ok(()),
             other => other?,
         };
@@ -350,6 +372,7 @@ impl Server {
             handled += 1;
         }
         for number in loaded.sweep(table) {
+            self.report_end(number, None);
             self.replace_number(number, &HashSet::new());
         }
     }
@@ -434,8 +457,18 @@ impl Server {
             return Err(unknown());
         }
         loaded.unload(number, table);
+        self.report_end(number, Some(by));
         self.replace_number(number, &HashSet::new());
         Ok(Reply::Done)
+    }
+
+    /// Reports to the connection that has loaded an extension that it has ended: else it would be loaded again into the next manager.
+    fn report_end(&self, number: u64, by: Option<u64>) {
+        let mut others = self.connections.iter().filter(|(connection, _)| Some(**connection) != by);
+        if let Some((_, connection)) = others.find(|(_, connection)| connection.delegated.contains(&number)) {
+            // Who does not receive does not wait for it either.
+            let _sent = connection.send(&Reply::Ended { number }, None);
+        }
     }
 
     /// Handles requests of a connection; returns whether it goes on.

@@ -70,6 +70,7 @@ fn perform(
         }
         Request::Get { tracee, class } => {
             let tracee = whose(connection, tracee)?;
+            state.cpu.record_used(tracee, &mut state.table);
             let value = state.table.get(&connection.capability, tracee, &class).map_err(text)?;
             let (_, class) = state.table.classes().named(&class).map_err(text)?;
             Ok(Reply::Value(class.kind.format(value)).into())
@@ -194,7 +195,8 @@ fn join(
         state.remove(tracee);
         return Err(format!("cannot join process {pid}: it has ended"));
     };
-    state.net.join(tracee, pidfd.as_fd(), connection.uid);
+    let (group, processes) = (state.cpu.group(tracee), state.cpu.processes(tracee));
+    state.net.join(tracee, pidfd.as_fd(), connection.uid, group, &processes);
     let own = Rights::of_user(state.table.classes(), connection.uid, state.owner, Some(tracee));
     let capability = match state.table.grant(own) {
         Ok(capability) => capability,
