@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use orrery_testing::{Compiler, PublicDirectory, is_there, skipped};
+use object::{Object as _, ObjectSymbol as _};
+use orrery_testing::{Compiler, PublicDirectory, built, is_there, skipped};
 
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 const PYTHON: &str = "/usr/bin/python3";
@@ -296,6 +297,7 @@ fn an_ordinary_user_has_handlers_too() {
     }
     let directory = scene("openat", DENIES);
     let orrery = directory.copy(ORRERY);
+    let _manager = directory.copy(built("orrery-manager"));
     for name in ["secret", "plain"] {
         fs::write(directory.path().join(name), format!("{name}\n")).unwrap();
     }
@@ -337,6 +339,55 @@ fn what_is_wrong_with_a_handler_is_told_before_anything_runs() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{handler}");
         assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
     }
+}
+
+/// Handlers are compiled by a program of its own, which is installed with the command.
+#[test]
+fn without_a_compiler_nothing_runs() {
+    let directory = scene("getppid", ANSWERS);
+    let orrery = directory.copy(ORRERY);
+    let alone = |libexec: Option<&Path>| {
+        let mut command = command(directory.path(), &[], &orrery, &["echo", "ran"]);
+        command.env_remove("ORRERY_LIBEXEC").envs(libexec.map(|path| ("ORRERY_LIBEXEC", path)));
+        let output = command.output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        text(&output.stderr)
+    };
+    let said = alone(None);
+    for part in [
+        "policy.toml:3:11: cannot use the handler module.wat: there is no compiler for it",
+        "the program orrery-manager is in none of",
+        "package orrery",
+        "ORRERY_LIBEXEC",
+        "cargo build -p orrery-manager",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    // One that does not know how handlers are compiled.
+    let other = directory.path().join("other");
+    fs::create_dir(&other).unwrap();
+    std::os::unix::fs::symlink("/bin/true", other.join("orrery-manager")).unwrap();
+    let said = alone(Some(&other));
+    let expected = format!(
+        "policy.toml:3:11: cannot use the handler module.wat: its compiler {}/orrery-manager failed: what it has written is no compiled handler",
+        other.display()
+    );
+    assert!(said.contains(&expected), "{said}");
+}
+
+/// The compiler is more than half of what the command would be with it.
+#[test]
+fn the_command_has_no_compiler_in_it() {
+    let symbols = |program: &Path| {
+        let bytes = fs::read(program).unwrap();
+        let file = object::File::parse(bytes.as_slice()).unwrap();
+        let functions = file.symbols().filter(|symbol| symbol.kind() == object::SymbolKind::Text);
+        let names = functions.filter_map(|symbol| symbol.name().ok());
+        names.filter(|name| name.contains("cranelift_codegen")).count()
+    };
+    assert_eq!(symbols(Path::new(ORRERY)), 0);
+    // Symbols would show one.
+    assert!(symbols(&built("orrery-manager")) > 0);
 }
 
 /// A rule with a handler keeps something from a program: what no rule names is closed, as with one that denies.

@@ -7,7 +7,8 @@
 
 mod support;
 
-use orrery_handler::{Fault, Handler, LARGEST, forbidden};
+use orrery_compiled_handler::{LARGEST, forbidden};
+use orrery_handler::{Fault, compile};
 use orrery_hijack_image::handler::{BLOCK, MEMORY, needs, trap};
 use support::Loaded;
 
@@ -17,11 +18,11 @@ fn decides(body: &str) -> Loaded {
 }
 
 fn loaded(text: &str) -> Loaded {
-    Loaded::new(Handler::compile(text.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{text}")))
+    Loaded::new(compile(text.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{text}")))
 }
 
 fn refused(text: &str) -> String {
-    Handler::compile(text.as_bytes()).unwrap_err().to_string()
+    compile(text.as_bytes()).unwrap_err().to_string()
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn forged_constants_are_no_instructions() {
             r#"(module (func (export "decide") (param i32) (result i32) (local i32)
                 (if (local.get 0) (then {filling})) (local.get 1)))"#
         );
-        match Handler::compile(text.as_bytes()) {
+        match compile(text.as_bytes()) {
             Ok(handler) => assert_eq!(forbidden::find(&handler.code), None),
             Err(Fault::Forbidden { .. }) => refused += 1,
             Err(other) => panic!("{other}"),
@@ -322,8 +323,8 @@ fn what_handlers_cannot_have_is_refused_by_name_and_position() {
 #[test]
 fn large_modules_are_refused() {
     let text = format!(r#"(module (memory 1) (data (i32.const 0) "{}"))"#, "a".repeat(LARGEST));
-    assert!(matches!(Handler::compile(text.as_bytes()), Err(Fault::Size { .. })));
-    assert!(matches!(Handler::compile(&vec![b' '; 4 * LARGEST + 1]), Err(Fault::Size { .. })));
+    assert!(matches!(compile(text.as_bytes()), Err(Fault::Size { .. })));
+    assert!(matches!(compile(&vec![b' '; 4 * LARGEST + 1]), Err(Fault::Size { .. })));
     // Many variables that are all needed at once.
     let sets: String = (1..250)
         .map(|index| format!("(local.set {index} (i64.load offset={} (i32.const 0)))", 8 * index))
@@ -336,7 +337,7 @@ fn large_modules_are_refused() {
             (func (export "decide") (param i32) (result i32) (i32.wrap_i64 (call $f (i64.extend_i32_u (local.get 0))))))"#,
         "i64 ".repeat(250)
     );
-    assert!(matches!(Handler::compile(text.as_bytes()), Err(Fault::Stack { index: 0, .. })));
+    assert!(matches!(compile(text.as_bytes()), Err(Fault::Stack { index: 0, .. })));
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn a_table_that_nothing_uses_is_borne() {
 
 #[test]
 fn needs_are_what_the_module_does() {
-    let of = |text: &str| Handler::compile(text.as_bytes()).unwrap().needs;
+    let of = |text: &str| compile(text.as_bytes()).unwrap().needs;
     let module = |body: &str| {
         of(&format!(
             r#"(module (import "orrery" "emit" (func $emit (param i32 i32) (result i32)))

@@ -3,6 +3,8 @@
 //! A handler is a WebAssembly module, compiled to position-independent code that is behind the policy's table. The executive
 //! calls `decide` with a [`Context`] on its stack: the code reads and writes that, the handler's own memory, and nothing else.
 
+use core::mem::offset_of;
+
 /// How many bytes of memory a handler has, if it has some: WebAssembly's page.
 pub const MEMORY: usize = 64 << 10;
 /// In such pieces memory is remembered as written to, and made again what it was.
@@ -118,4 +120,43 @@ pub mod needs {
     pub const REPLACES: u32 = 4;
     /// The journal.
     pub const EMITS: u32 = 8;
+    /// All of these.
+    pub const ALL: u32 = MEMORY | WRITES | REPLACES | EMITS;
 }
+
+/// A number that is another one for code which agrees with another executive: the compiler is in a program of its own.
+pub const LAYOUT: u64 = {
+    let parts = [
+        offset_of!(Context, memory),
+        offset_of!(Context, dirty),
+        offset_of!(Context, fuel),
+        offset_of!(Context, stack),
+        offset_of!(Context, trap),
+        offset_of!(Context, constants),
+        offset_of!(Context, given),
+        offset_of!(Context, arguments),
+        offset_of!(Context, result),
+        offset_of!(Context, delay),
+        offset_of!(Context, globals),
+        offset_of!(Context, functions),
+        offset_of!(Context, host),
+        size_of::<Context>(),
+        host::COPY_FROM,
+        host::REPLACE,
+        host::EMIT,
+        HOST_CALL as usize,
+        MEMORY,
+        BLOCK,
+        STACK as usize,
+        needs::ALL as usize,
+        // What is to change with the meaning of the same fields.
+        1,
+    ];
+    // FNV-1a, of words.
+    let (mut hash, mut index) = (0xcbf2_9ce4_8422_2325_u64, 0);
+    while index < parts.len() {
+        hash = (hash ^ parts[index] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        index += 1;
+    }
+    hash
+};

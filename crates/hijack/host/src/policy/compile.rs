@@ -5,13 +5,14 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use orrery_handler::Handler;
+use orrery_compiled_handler::{Handler, LARGEST_TEXT};
 use orrery_hijack_image::glob;
 use orrery_hijack_image::handler::needs;
 use orrery_hijack_image::policy::{CALLERS, NO_ARGUMENT, RULES, Rule, Shape, action, kinds, log};
 use orrery_policy::{Fault, Rule as RuleText, Words};
 use toml::Spanned;
 
+use super::handler_compiler;
 use super::values::{self, Destination};
 use crate::calls::{self, Signature};
 
@@ -314,7 +315,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         rule.action = action::HANDLER;
         let path = handler.get_ref();
         let found = read_module(path).map_err(|error| error.to_string());
-        let made = found.and_then(|source| Handler::compile(&source).map_err(|fault| fault.to_string()));
+        let made = found.and_then(|source| handler_compiler::compile(&source));
         let made = made.or_else(|problem| {
             wrong(handler, format!("cannot use the handler {}: {problem}", path.display()))
         })?;
@@ -357,7 +358,7 @@ fn read_module(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    let most = 4 * orrery_handler::LARGEST as u64 + 1;
+    let most = LARGEST_TEXT as u64 + 1;
     let mut source = Vec::new();
     File::open(path)?.take(most).read_to_end(&mut source)?;
     Ok(source)

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
 
-use orrery_handler::Handler;
+use orrery_compiled_handler::Handler;
 use orrery_hijack_image::glob;
 use orrery_hijack_image::handler::Handler as HandlerEntry;
 use orrery_hijack_image::nr::CALLS;
