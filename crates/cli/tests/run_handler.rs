@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use object::{Object as _, ObjectSymbol as _};
-use orrery_testing::{Compiler, PublicDirectory, built, is_there, skipped};
+use orrery_testing::{Compiler, PublicDirectory, built, is_there, root, skipped};
 
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 const PYTHON: &str = "/usr/bin/python3";
@@ -100,7 +100,81 @@ fn a_handler_denies_by_content() {
     if facility::is_missing() {
         return;
     }
-    let directory = scene("openat", DENIES);
+    denies_by_content(DENIES.as_bytes());
+}
+
+/// The same example in C, as `orrery/handler.h` says that it is compiled.
+#[test]
+fn a_handler_in_c_denies_by_content() {
+    if facility::is_missing() {
+        return;
+    }
+    if !is_there("clang") {
+        skipped!("there is no clang");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().join("secret.wasm");
+    let mut clang = Command::new("clang");
+    clang.args([
+        "--target=wasm32",
+        "-mcpu=mvp",
+        "-O2",
+        "-nostdlib",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]);
+    clang.args(["-Wl,--no-entry", "-Wl,-z,stack-size=8192", "-I"]).arg(root().join("include"));
+    clang.arg("-o").arg(&output).arg(root().join("examples/handlers/secret.c"));
+    let compiled = clang.output().unwrap();
+    let errors = text(&compiled.stderr);
+    if !compiled.status.success() && errors.contains("wasm-ld") && errors.contains("No such file") {
+        skipped!("there is no wasm-ld");
+        return;
+    }
+    assert!(compiled.status.success(), "{errors}");
+    denies_by_content(&fs::read(output).unwrap());
+}
+
+/// And in Rust, where one of the targets is installed.
+#[test]
+fn a_handler_in_rust_denies_by_content() {
+    if facility::is_missing() {
+        return;
+    }
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
+    let sysroot = PathBuf::from(text(&sysroot.stdout).trim().to_owned());
+    let is_installed = |target: &&str| sysroot.join("lib/rustlib").join(target).is_dir();
+    let targets: Vec<_> =
+        ["wasm32v1-none", "wasm32-unknown-unknown"].into_iter().filter(is_installed).collect();
+    if targets.is_empty() {
+        skipped!("the targets wasm32v1-none and wasm32-unknown-unknown are not installed");
+    }
+    for target in targets {
+        let directory = tempfile::tempdir().unwrap();
+        let sdk = directory.path().join("liborrery_handler_sdk.rlib");
+        let rustc = |arguments: &[&str], source: &str, output: &Path| {
+            let mut command = Command::new("rustc");
+            command.args(["--edition=2024", "--target", target, "-Copt-level=2", "-Cpanic=abort"]);
+            command.arg("-Ctarget-cpu=mvp").args(arguments).arg("-o").arg(output).arg(root().join(source));
+            let compiled = command.output().unwrap();
+            assert!(compiled.status.success(), "{target}: {}", text(&compiled.stderr));
+        };
+        let library = ["--crate-type=rlib", "--crate-name=orrery_handler_sdk"];
+        rustc(&library, "crates/hijack/handler-sdk/src/lib.rs", &sdk);
+        let module = directory.path().join("secret.wasm");
+        let external = format!("--extern=orrery_handler_sdk={}", sdk.display());
+        let flags = ["--crate-type=cdylib", "-Clto=fat", "-Clink-arg=-zstack-size=16384", &external];
+        rustc(&flags, "examples/handlers/secret.rs", &module);
+        denies_by_content(&fs::read(module).unwrap());
+    }
+}
+
+fn denies_by_content(module: &[u8]) {
+    let directory = scene("openat", "");
+    fs::write(directory.path().join("module.wat"), module).unwrap();
     for name in ["secret", "plain", "a-secret-b"] {
         fs::write(directory.path().join(name), format!("{name}\n")).unwrap();
     }
@@ -117,6 +191,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 print({(libc.syscall(257, -100, ctypes.c_void_p(8), 0), ctypes.get_errno()) for _ in range(50)})";
     let output = run(directory.path(), &[PYTHON, "-c", script]);
     assert_eq!(text(&output.stdout), "{(-1, 14)}\n", "{}", text(&output.stderr));
+    // And what is longer than the room is refused.
+    let script = "
+import os
+try: os.open('/' * 4096, 0)
+except OSError as error: print(error.errno)";
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert_eq!(text(&output.stdout), "36\n", "{}", text(&output.stderr));
 }
 
 #[test]
