@@ -471,6 +471,30 @@ fn the_command_has_no_compiler_in_it() {
     assert!(symbols(&built("orrery-manager")) > 0);
 }
 
+/// A call leaves the flags as they are, whatever is asked about it: by a handler alone, or by rules.
+#[test]
+fn flags_are_what_they_were_behind_a_call_that_is_decided() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module
+        (import "orrery" "argument" (func $argument (param i32) (result i64)))
+        (func (export "decide") (param i32) (result i32)
+            (if (result i32) (i64.eq (call $argument (i32.const 0)) (i64.const 1234567))
+                (then (i32.const -71)) (else (i32.const 0)))))"#;
+    let directory = scene("getpgid", module);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/flags.c");
+    let program = Compiler::c().flag("-O1").build(&[source], directory.path().join("flags"));
+    let program = program.to_str().unwrap();
+    let handler = "[[rule]]\ncall = 'getpgid'\nhandler = 'module.wat'\n";
+    let denies = "[[rule]]\ncall = 'getpgid'\ncaller = '**/flags'\nreturn = -71\n";
+    for policy in [handler.to_owned(), handler.repeat(2), denies.to_owned()] {
+        fs::write(directory.path().join("policy.toml"), &policy).unwrap();
+        let output = run(directory.path(), &[program]);
+        assert_eq!(text(&output.stdout), "0 wrong, 5120 answers\n", "{policy}{}", text(&output.stderr));
+    }
+}
+
 /// A rule with a handler keeps something from a program: what no rule names is closed, as with one that denies.
 #[test]
 fn a_handler_closes_what_no_rule_names() {
