@@ -200,6 +200,47 @@ except OSError as error: print(error.errno)";
     assert_eq!(text(&output.stdout), "36\n", "{}", text(&output.stderr));
 }
 
+/// A handler that needs nothing but arguments is asked by another way than others, unless it is not the only rule: it decides the same.
+#[test]
+fn a_handler_that_needs_nothing_decides_the_same_as_others() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "
+import os
+def ask(number):
+    try: return os.getpgid(number) == os.getpgrp()
+    except OSError as error: return error.errno
+print([[*{ask(number) for _ in range(50)}] for number in (0, 1, 2, 3, 4, 5, 6)])";
+    // Passes 0, allows 1 (there is one), answers 2 with zero, denies 3, divides by zero at 4, returns no verdict for 5, and loops for 6.
+    let module = |more: &str| {
+        format!(
+            r#"(module
+            (import "orrery" "argument" (func $argument (param i32) (result i64)))
+            (global $counted (mut i32) (i32.const 1))
+            (func (export "decide") (param i32) (result i32) (local i32)
+                (local.set 1 (i32.wrap_i64 (call $argument (i32.const 0)))) {more}
+                (if (i32.eq (local.get 1) (i32.const 1)) (then (return (i32.const 1))))
+                (if (i32.eq (local.get 1) (i32.const 2)) (then (return (i32.const 2))))
+                (if (i32.eq (local.get 1) (i32.const 3)) (then (return (i32.const -71))))
+                (if (i32.eq (local.get 1) (i32.const 4)) (then (return (i32.div_u (i32.const 1) (i32.const 0)))))
+                (if (i32.eq (local.get 1) (i32.const 5)) (then (return (i32.const 3))))
+                (if (i32.eq (local.get 1) (i32.const 6)) (then (loop (br 0))))
+                (i32.const 0)))"#
+        )
+    };
+    let bare = python("getpgid", &module(""), script);
+    assert_eq!(bare, "[[True], [False], [False], [71], [1], [1], [1]]\n");
+    // One with a variable, and one that is not alone.
+    let counts = "(global.set $counted (i32.add (global.get $counted) (i32.const 1)))";
+    assert_eq!(python("getpgid", &module(counts), script), bare);
+    let directory = scene("getpgid", &module(""));
+    let rule = "[[rule]]\ncall = 'getpgid'\nhandler = 'module.wat'\n";
+    fs::write(directory.path().join("policy.toml"), rule.repeat(2)).unwrap();
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert_eq!(text(&output.stdout), bare, "{}", text(&output.stderr));
+}
+
 #[test]
 fn a_handler_rewrites_arguments() {
     if facility::is_missing() {

@@ -110,7 +110,8 @@ pub struct Handler {
     pub globals: [u64; GLOBALS],
 }
 
-/// What a handler needs, one bit each.
+/// What a handler needs, one bit each. One that needs nothing compares arguments and numbers, and says what becomes of the call: it is
+/// given no more of its context than [`Context::given`] and what failures, fuel, stack and numbers are kept in.
 pub mod needs {
     /// Memory.
     pub const MEMORY: u32 = 1;
@@ -120,8 +121,12 @@ pub mod needs {
     pub const REPLACES: u32 = 4;
     /// The journal.
     pub const EMITS: u32 = 8;
+    /// Variables.
+    pub const VARIABLES: u32 = 16;
+    /// To change the call's arguments, what it returns, or when it is made.
+    pub const CHANGES: u32 = 32;
     /// All of these.
-    pub const ALL: u32 = MEMORY | WRITES | REPLACES | EMITS;
+    pub const ALL: u32 = MEMORY | WRITES | REPLACES | EMITS | VARIABLES | CHANGES;
 }
 
 /// A number that is another one for code which agrees with another executive: the compiler is in a program of its own.
