@@ -131,7 +131,7 @@ pub mod needs {
 
 /// A number that is another one for code which agrees with another executive: the compiler is in a program of its own.
 pub const LAYOUT: u64 = {
-    let parts = [
+    let places = [
         offset_of!(Context, memory),
         offset_of!(Context, dirty),
         offset_of!(Context, fuel),
@@ -149,19 +149,21 @@ pub const LAYOUT: u64 = {
         host::COPY_FROM,
         host::REPLACE,
         host::EMIT,
-        HOST_CALL as usize,
         MEMORY,
         BLOCK,
-        STACK as usize,
-        needs::ALL as usize,
-        // What is to change with the meaning of the same fields.
-        1,
     ];
-    // FNV-1a, of words.
-    let (mut hash, mut index) = (0xcbf2_9ce4_8422_2325_u64, 0);
-    while index < parts.len() {
-        hash = (hash ^ parts[index] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+    // The first number is to change with the meaning of the same fields.
+    let mut hash =
+        mixed(mixed(mixed(0xcbf2_9ce4_8422_2325 + 1, HOST_CALL.cast_unsigned()), STACK), needs::ALL as u64);
+    let mut index = 0;
+    while index < places.len() {
+        hash = mixed(hash, places[index] as u64);
         index += 1;
     }
     hash
 };
+
+/// Mixes a word into a hash, after FNV-1a.
+const fn mixed(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+}
