@@ -56,7 +56,6 @@ pub fn decode(bytes: &[u8]) -> Result<Reply, Invalid> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 mod tests {
     use orrery_hijack_image::handler::{MEMORY, STACK, needs};
 

@@ -100,7 +100,6 @@ fn describe(status: ExitStatus) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
