@@ -9,6 +9,7 @@ use crate::Target;
 /// All targets, by name.
 pub const TARGETS: &[Target] = &[
     Target::new("auditor_library", files::library).with_seeds(files::libraries),
+    Target::new("compiled_handler", policies::compiled_handler).with_seeds(policies::compiled_handlers),
     Target::new("container_config", files::container_config),
     Target::new("executive_policy", policies::executive),
     Target::new("ext4_block", files::ext4_block).with_seeds(files::ext4_blocks),
@@ -79,7 +80,8 @@ mod tests {
         all("executive_policy", &|input| orrery_hijack::Policy::parse(&text(input), "").is_ok());
         all("guard_policy", &|input| orrery_monitor::Policy::parse(&text(input)).is_ok());
         all("policy", &|input| orrery_policy::Document::parse(&text(input), "").is_ok());
-        all("handler", &|input| orrery_handler::Handler::compile(input).is_ok());
+        all("handler", &|input| orrery_handler::compile(input).is_ok());
+        all("compiled_handler", &|input| orrery_compiled_handler::decode(input).is_ok());
         all("orc_request", &|input| orrery_orc_wire::protocol::decode_request(input).is_ok());
         all("orc_reply", &|input| orrery_orc_wire::protocol::decode_reply(input).is_some());
         all("guest_report", &|input| orrery_orthros_wire::decode::<Report>(input).is_ok());

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use orrery_testing::{Compiler, PublicDirectory, is_there, skipped};
+use object::{Object as _, ObjectSymbol as _};
+use orrery_testing::{Compiler, PublicDirectory, built, is_there, root, skipped};
 
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 const PYTHON: &str = "/usr/bin/python3";
@@ -99,7 +100,81 @@ fn a_handler_denies_by_content() {
     if facility::is_missing() {
         return;
     }
-    let directory = scene("openat", DENIES);
+    denies_by_content(DENIES.as_bytes());
+}
+
+/// The same example in C, as `orrery/handler.h` says that it is compiled.
+#[test]
+fn a_handler_in_c_denies_by_content() {
+    if facility::is_missing() {
+        return;
+    }
+    if !is_there("clang") {
+        skipped!("there is no clang");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().join("secret.wasm");
+    let mut clang = Command::new("clang");
+    clang.args([
+        "--target=wasm32",
+        "-mcpu=mvp",
+        "-O2",
+        "-nostdlib",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]);
+    clang.args(["-Wl,--no-entry", "-Wl,-z,stack-size=8192", "-I"]).arg(root().join("include"));
+    clang.arg("-o").arg(&output).arg(root().join("examples/handlers/secret.c"));
+    let compiled = clang.output().unwrap();
+    let errors = text(&compiled.stderr);
+    if !compiled.status.success() && errors.contains("wasm-ld") && errors.contains("No such file") {
+        skipped!("there is no wasm-ld");
+        return;
+    }
+    assert!(compiled.status.success(), "{errors}");
+    denies_by_content(&fs::read(output).unwrap());
+}
+
+/// And in Rust, where one of the targets is installed.
+#[test]
+fn a_handler_in_rust_denies_by_content() {
+    if facility::is_missing() {
+        return;
+    }
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
+    let sysroot = PathBuf::from(text(&sysroot.stdout).trim().to_owned());
+    let is_installed = |target: &&str| sysroot.join("lib/rustlib").join(target).is_dir();
+    let targets: Vec<_> =
+        ["wasm32v1-none", "wasm32-unknown-unknown"].into_iter().filter(is_installed).collect();
+    if targets.is_empty() {
+        skipped!("the targets wasm32v1-none and wasm32-unknown-unknown are not installed");
+    }
+    for target in targets {
+        let directory = tempfile::tempdir().unwrap();
+        let sdk = directory.path().join("liborrery_handler_sdk.rlib");
+        let rustc = |arguments: &[&str], source: &str, output: &Path| {
+            let mut command = Command::new("rustc");
+            command.args(["--edition=2024", "--target", target, "-Copt-level=2", "-Cpanic=abort"]);
+            command.arg("-Ctarget-cpu=mvp").args(arguments).arg("-o").arg(output).arg(root().join(source));
+            let compiled = command.output().unwrap();
+            assert!(compiled.status.success(), "{target}: {}", text(&compiled.stderr));
+        };
+        let library = ["--crate-type=rlib", "--crate-name=orrery_handler_sdk"];
+        rustc(&library, "crates/hijack/handler-sdk/src/lib.rs", &sdk);
+        let module = directory.path().join("secret.wasm");
+        let external = format!("--extern=orrery_handler_sdk={}", sdk.display());
+        let flags = ["--crate-type=cdylib", "-Clto=fat", "-Clink-arg=-zstack-size=16384", &external];
+        rustc(&flags, "examples/handlers/secret.rs", &module);
+        denies_by_content(&fs::read(module).unwrap());
+    }
+}
+
+fn denies_by_content(module: &[u8]) {
+    let directory = scene("openat", "");
+    fs::write(directory.path().join("module.wat"), module).unwrap();
     for name in ["secret", "plain", "a-secret-b"] {
         fs::write(directory.path().join(name), format!("{name}\n")).unwrap();
     }
@@ -116,6 +191,54 @@ libc = ctypes.CDLL(None, use_errno=True)
 print({(libc.syscall(257, -100, ctypes.c_void_p(8), 0), ctypes.get_errno()) for _ in range(50)})";
     let output = run(directory.path(), &[PYTHON, "-c", script]);
     assert_eq!(text(&output.stdout), "{(-1, 14)}\n", "{}", text(&output.stderr));
+    // And what is longer than the room is refused.
+    let script = "
+import os
+try: os.open('/' * 4096, 0)
+except OSError as error: print(error.errno)";
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert_eq!(text(&output.stdout), "36\n", "{}", text(&output.stderr));
+}
+
+/// A handler that needs nothing but arguments is asked by another way than others, unless it is not the only rule: it decides the same.
+#[test]
+fn a_handler_that_needs_nothing_decides_the_same_as_others() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "
+import os
+def ask(number):
+    try: return os.getpgid(number) == os.getpgrp()
+    except OSError as error: return error.errno
+print([[*{ask(number) for _ in range(50)}] for number in (0, 1, 2, 3, 4, 5, 6)])";
+    // Passes 0, allows 1 (there is one), answers 2 with zero, denies 3, divides by zero at 4, returns no verdict for 5, and loops for 6.
+    let module = |more: &str| {
+        format!(
+            r#"(module
+            (import "orrery" "argument" (func $argument (param i32) (result i64)))
+            (global $counted (mut i32) (i32.const 1))
+            (func (export "decide") (param i32) (result i32) (local i32)
+                (local.set 1 (i32.wrap_i64 (call $argument (i32.const 0)))) {more}
+                (if (i32.eq (local.get 1) (i32.const 1)) (then (return (i32.const 1))))
+                (if (i32.eq (local.get 1) (i32.const 2)) (then (return (i32.const 2))))
+                (if (i32.eq (local.get 1) (i32.const 3)) (then (return (i32.const -71))))
+                (if (i32.eq (local.get 1) (i32.const 4)) (then (return (i32.div_u (i32.const 1) (i32.const 0)))))
+                (if (i32.eq (local.get 1) (i32.const 5)) (then (return (i32.const 3))))
+                (if (i32.eq (local.get 1) (i32.const 6)) (then (loop (br 0))))
+                (i32.const 0)))"#
+        )
+    };
+    let bare = python("getpgid", &module(""), script);
+    assert_eq!(bare, "[[True], [False], [False], [71], [1], [1], [1]]\n");
+    // One with a variable, and one that is not alone.
+    let counts = "(global.set $counted (i32.add (global.get $counted) (i32.const 1)))";
+    assert_eq!(python("getpgid", &module(counts), script), bare);
+    let directory = scene("getpgid", &module(""));
+    let rule = "[[rule]]\ncall = 'getpgid'\nhandler = 'module.wat'\n";
+    fs::write(directory.path().join("policy.toml"), rule.repeat(2)).unwrap();
+    let output = run(directory.path(), &[PYTHON, "-c", script]);
+    assert_eq!(text(&output.stdout), bare, "{}", text(&output.stderr));
 }
 
 #[test]
@@ -296,6 +419,7 @@ fn an_ordinary_user_has_handlers_too() {
     }
     let directory = scene("openat", DENIES);
     let orrery = directory.copy(ORRERY);
+    let _manager = directory.copy(built("orrery-manager"));
     for name in ["secret", "plain"] {
         fs::write(directory.path().join(name), format!("{name}\n")).unwrap();
     }
@@ -336,6 +460,79 @@ fn what_is_wrong_with_a_handler_is_told_before_anything_runs() {
         let output = run(directory.path(), &["echo", "ran"]);
         assert!(!output.status.success() && output.stdout.is_empty(), "{handler}");
         assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
+    }
+}
+
+/// Handlers are compiled by a program of its own, which is installed with the command.
+#[test]
+fn without_a_compiler_nothing_runs() {
+    let directory = scene("getppid", ANSWERS);
+    let orrery = directory.copy(ORRERY);
+    let alone = |libexec: Option<&Path>| {
+        let mut command = command(directory.path(), &[], &orrery, &["echo", "ran"]);
+        command.env_remove("ORRERY_LIBEXEC").envs(libexec.map(|path| ("ORRERY_LIBEXEC", path)));
+        let output = command.output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        text(&output.stderr)
+    };
+    let said = alone(None);
+    for part in [
+        "policy.toml:3:11: cannot use the handler module.wat: there is no compiler for it",
+        "the program orrery-manager is in none of",
+        "package orrery",
+        "ORRERY_LIBEXEC",
+        "cargo build -p orrery-manager",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    // One that does not know how handlers are compiled.
+    let other = directory.path().join("other");
+    fs::create_dir(&other).unwrap();
+    std::os::unix::fs::symlink("/bin/true", other.join("orrery-manager")).unwrap();
+    let said = alone(Some(&other));
+    let expected = format!(
+        "policy.toml:3:11: cannot use the handler module.wat: its compiler {}/orrery-manager failed: what it has written is no compiled handler",
+        other.display()
+    );
+    assert!(said.contains(&expected), "{said}");
+}
+
+/// The compiler is more than half of what the command would be with it.
+#[test]
+fn the_command_has_no_compiler_in_it() {
+    let symbols = |program: &Path| {
+        let bytes = fs::read(program).unwrap();
+        let file = object::File::parse(bytes.as_slice()).unwrap();
+        let functions = file.symbols().filter(|symbol| symbol.kind() == object::SymbolKind::Text);
+        let names = functions.filter_map(|symbol| symbol.name().ok());
+        names.filter(|name| name.contains("cranelift_codegen")).count()
+    };
+    assert_eq!(symbols(Path::new(ORRERY)), 0);
+    // Symbols would show one.
+    assert!(symbols(&built("orrery-manager")) > 0);
+}
+
+/// A call leaves the flags as they are, whatever is asked about it: by a handler alone, or by rules.
+#[test]
+fn flags_are_what_they_were_behind_a_call_that_is_decided() {
+    if facility::is_missing() {
+        return;
+    }
+    let module = r#"(module
+        (import "orrery" "argument" (func $argument (param i32) (result i64)))
+        (func (export "decide") (param i32) (result i32)
+            (if (result i32) (i64.eq (call $argument (i32.const 0)) (i64.const 1234567))
+                (then (i32.const -71)) (else (i32.const 0)))))"#;
+    let directory = scene("getpgid", module);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/flags.c");
+    let program = Compiler::c().flag("-O1").build(&[source], directory.path().join("flags"));
+    let program = program.to_str().unwrap();
+    let handler = "[[rule]]\ncall = 'getpgid'\nhandler = 'module.wat'\n";
+    let denies = "[[rule]]\ncall = 'getpgid'\ncaller = '**/flags'\nreturn = -71\n";
+    for policy in [handler.to_owned(), handler.repeat(2), denies.to_owned()] {
+        fs::write(directory.path().join("policy.toml"), &policy).unwrap();
+        let output = run(directory.path(), &[program]);
+        assert_eq!(text(&output.stdout), "0 wrong, 5120 answers\n", "{policy}{}", text(&output.stderr));
     }
 }
 

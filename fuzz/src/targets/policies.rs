@@ -2,6 +2,8 @@
 
 use std::str;
 
+use orrery_compiled_handler::Reply;
+
 /// The grammar that all policies share.
 pub(super) fn document(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
@@ -20,14 +22,46 @@ pub(super) fn executive(input: &[u8]) {
 
 /// Modules of handlers that a policy of `orrery run` names: what is compiled of them has no instruction that it may not have.
 pub(super) fn handler(input: &[u8]) {
-    match orrery_handler::Handler::compile(input) {
+    match orrery_handler::compile(input) {
         Ok(handler) => {
-            assert_eq!(orrery_handler::forbidden::find(&handler.code), None);
+            assert_eq!(orrery_compiled_handler::forbidden::find(&handler.code), None);
             assert!((handler.entry as usize) < handler.code.len() && handler.stack >= 0);
             assert!(handler.data.len() <= orrery_hijack_image::handler::MEMORY);
+            // Whatever is compiled arrives.
+            let reply = Reply::Compiled(handler);
+            let bytes = orrery_compiled_handler::encode(&reply).unwrap_or_default();
+            assert_eq!(orrery_compiled_handler::decode(&bytes), Ok(reply));
         }
         Err(fault) => assert!(!fault.to_string().is_empty()),
     }
+}
+
+/// What the compiler of handlers writes: a handler of it is one that the executive can run, and is written as the same again.
+pub(super) fn compiled_handler(input: &[u8]) {
+    match orrery_compiled_handler::decode(input) {
+        Ok(reply) => {
+            if let Reply::Compiled(handler) = &reply {
+                assert_eq!(orrery_compiled_handler::forbidden::find(&handler.code), None);
+                assert!((handler.entry as usize) < handler.code.len() && handler.stack >= 0);
+                assert!(handler.data.len() <= orrery_hijack_image::handler::MEMORY);
+            }
+            let bytes = orrery_compiled_handler::encode(&reply).unwrap_or_default();
+            assert_eq!(orrery_compiled_handler::decode(&bytes), Ok(reply));
+        }
+        Err(invalid) => assert!(!invalid.to_string().is_empty()),
+    }
+}
+
+/// What the compiler makes of the modules that handlers are fuzzed with, and what it says of one that is none.
+pub(super) fn compiled_handlers() -> Vec<Vec<u8>> {
+    let refused = Reply::Refused("it exports no function `decide`".to_owned());
+    let modules: [&[u8]; 2] = [
+        include_bytes!("../../../examples/handlers/secret.wat"),
+        include_bytes!("../../corpus/handler/calls"),
+    ];
+    let compiled = modules.into_iter().filter_map(|module| orrery_handler::compile(module).ok());
+    let replies = compiled.map(Reply::Compiled).chain([refused]);
+    replies.filter_map(|reply| orrery_compiled_handler::encode(&reply).ok()).collect()
 }
 
 /// Policies of `orrery guard`.

@@ -140,6 +140,10 @@ const TASKS: &[Task] = &[
         wants: &[
             INJECTION,
             ENFORCEMENT,
+            need(
+                Check::Helper("orrery-manager"),
+                "no handlers in policies, no guaranteed shares (needs orrery-manager, beside orrery or in its libexec directory)",
+            ),
             need(Check::All(&["sched_slice"]), "imprecise --sleep (needs custom slices, Linux 6.12)"),
         ],
     },

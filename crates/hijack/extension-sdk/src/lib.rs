@@ -181,9 +181,9 @@ mod imports {
     mod raw {
         #[link(wasm_import_module = "orrery")]
         unsafe extern "C" {
-            pub(super) safe fn set_attribute(handle: i32, value: i64) -> i32;
-            pub(super) safe fn subscribe(handle: i32, parameter: i64) -> i32;
-            pub(super) safe fn clock() -> i64;
+            pub(crate) safe fn set_attribute(handle: i32, value: i64) -> i32;
+            pub(crate) safe fn subscribe(handle: i32, parameter: i64) -> i32;
+            pub(crate) safe fn clock() -> i64;
             pub(super) fn get_attribute(handle: i32, value: *mut i64) -> i32;
             pub(super) fn emit(handle: i32, bytes: *const u8, length: usize) -> i32;
             pub(super) fn log(bytes: *const u8, length: usize) -> i32;

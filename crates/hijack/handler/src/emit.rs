@@ -7,13 +7,12 @@ use cranelift_codegen::isa::{self, OwnedTargetIsa};
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_codegen::{Context, FinalizedRelocTarget};
 use cranelift_frontend::FunctionBuilderContext;
+use orrery_compiled_handler::{Handler, LARGEST_CODE, forbidden};
 use orrery_hijack_image::handler::STACK;
 
 use crate::error::Fault;
-use crate::forbidden;
 use crate::module::Module;
 use crate::translate::{Shared, translate};
-use crate::{Handler, LARGEST_CODE};
 
 /// Functions begin on such multiples.
 const ALIGNED: usize = 16;

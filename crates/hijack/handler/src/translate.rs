@@ -536,15 +536,18 @@ impl Translator<'_, '_> {
                 self.push(value);
             }
             Import::SetArgument => {
+                self.shared.needs |= needs::CHANGES;
                 let (index, value) = self.pop2();
                 let place = self.argument_place(index, offset_of!(Context, arguments));
                 self.builder.ins().store(present(), value, place, 0);
             }
             Import::Answer => {
+                self.shared.needs |= needs::CHANGES;
                 let value = self.pop();
                 self.store_field(value, offset_of!(Context, result));
             }
             Import::Delay => {
+                self.shared.needs |= needs::CHANGES;
                 let value = self.pop();
                 self.store_field(value, offset_of!(Context, delay));
             }
@@ -553,7 +556,7 @@ impl Translator<'_, '_> {
                 self.host(host::COPY_FROM, 4, 3);
             }
             Import::Replace => {
-                self.shared.needs |= needs::MEMORY | needs::REPLACES;
+                self.shared.needs |= needs::MEMORY | needs::REPLACES | needs::CHANGES;
                 self.host(host::REPLACE, 3, 2);
             }
             Import::Emit => {
@@ -684,6 +687,7 @@ impl Translator<'_, '_> {
                 let value = match self.module.globals[global_index as usize] {
                     Global::Constant(value_type, value) => self.number(of(value_type), value),
                     Global::Variable(value_type, index) => {
+                        self.shared.needs |= needs::VARIABLES;
                         let place = offset(offset_of!(Context, globals) + 8 * index);
                         self.builder.ins().load(of(value_type), present(), self.context, place)
                     }
@@ -693,6 +697,7 @@ impl Translator<'_, '_> {
             Operator::GlobalSet { global_index } => {
                 let value = self.pop();
                 if let Global::Variable(_, index) = self.module.globals[global_index as usize] {
+                    self.shared.needs |= needs::VARIABLES;
                     let place = offset(offset_of!(Context, globals) + 8 * index);
                     self.builder.ins().store(present(), value, self.context, place);
                 }

@@ -7,7 +7,8 @@
 
 mod support;
 
-use orrery_handler::{Fault, Handler, LARGEST, forbidden};
+use orrery_compiled_handler::{LARGEST, forbidden};
+use orrery_handler::{Fault, compile};
 use orrery_hijack_image::handler::{BLOCK, MEMORY, needs, trap};
 use support::Loaded;
 
@@ -17,11 +18,11 @@ fn decides(body: &str) -> Loaded {
 }
 
 fn loaded(text: &str) -> Loaded {
-    Loaded::new(Handler::compile(text.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{text}")))
+    Loaded::new(compile(text.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{text}")))
 }
 
 fn refused(text: &str) -> String {
-    Handler::compile(text.as_bytes()).unwrap_err().to_string()
+    compile(text.as_bytes()).unwrap_err().to_string()
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn forged_constants_are_no_instructions() {
             r#"(module (func (export "decide") (param i32) (result i32) (local i32)
                 (if (local.get 0) (then {filling})) (local.get 1)))"#
         );
-        match Handler::compile(text.as_bytes()) {
+        match compile(text.as_bytes()) {
             Ok(handler) => assert_eq!(forbidden::find(&handler.code), None),
             Err(Fault::Forbidden { .. }) => refused += 1,
             Err(other) => panic!("{other}"),
@@ -322,8 +323,8 @@ fn what_handlers_cannot_have_is_refused_by_name_and_position() {
 #[test]
 fn large_modules_are_refused() {
     let text = format!(r#"(module (memory 1) (data (i32.const 0) "{}"))"#, "a".repeat(LARGEST));
-    assert!(matches!(Handler::compile(text.as_bytes()), Err(Fault::Size { .. })));
-    assert!(matches!(Handler::compile(&vec![b' '; 4 * LARGEST + 1]), Err(Fault::Size { .. })));
+    assert!(matches!(compile(text.as_bytes()), Err(Fault::Size { .. })));
+    assert!(matches!(compile(&vec![b' '; 4 * LARGEST + 1]), Err(Fault::Size { .. })));
     // Many variables that are all needed at once.
     let sets: String = (1..250)
         .map(|index| format!("(local.set {index} (i64.load offset={} (i32.const 0)))", 8 * index))
@@ -336,7 +337,7 @@ fn large_modules_are_refused() {
             (func (export "decide") (param i32) (result i32) (i32.wrap_i64 (call $f (i64.extend_i32_u (local.get 0))))))"#,
         "i64 ".repeat(250)
     );
-    assert!(matches!(Handler::compile(text.as_bytes()), Err(Fault::Stack { index: 0, .. })));
+    assert!(matches!(compile(text.as_bytes()), Err(Fault::Stack { index: 0, .. })));
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn a_table_that_nothing_uses_is_borne() {
 
 #[test]
 fn needs_are_what_the_module_does() {
-    let of = |text: &str| Handler::compile(text.as_bytes()).unwrap().needs;
+    let of = |text: &str| compile(text.as_bytes()).unwrap().needs;
     let module = |body: &str| {
         of(&format!(
             r#"(module (import "orrery" "emit" (func $emit (param i32 i32) (result i32)))
@@ -369,7 +370,48 @@ fn needs_are_what_the_module_does() {
     assert_eq!(module(copy), needs::MEMORY | needs::WRITES);
     assert_eq!(module("(call $emit (i32.const 0) (i32.const 0))"), needs::MEMORY | needs::EMITS);
     let replace = "(call $replace (i32.const 0) (i32.const 0) (i32.const 0))";
-    assert_eq!(module(replace), needs::MEMORY | needs::REPLACES);
+    assert_eq!(module(replace), needs::MEMORY | needs::REPLACES | needs::CHANGES);
+    let other = |body: &str| {
+        of(&format!(
+            r#"(module (import "orrery" "argument" (func $argument (param i32) (result i64)))
+                (import "orrery" "set_argument" (func $set (param i32 i64)))
+                (import "orrery" "answer" (func $answer (param i64)))
+                (import "orrery" "delay" (func $delay (param i64)))
+                (global $constant i32 (i32.const 3)) (global $variable (mut i32) (i32.const 3))
+                (func $twice (param i32) (result i32) (i32.mul (local.get 0) (i32.const 2)))
+                (func (export "decide") (param i32) (result i32) {body}))"#
+        ))
+    };
+    for (body, needed) in [
+        ("(i32.wrap_i64 (call $argument (i32.const 5)))", 0),
+        ("(call $twice (global.get $constant))", 0),
+        ("(loop (br_if 0 (local.get 0))) (i32.const 0)", 0),
+        ("(global.get $variable)", needs::VARIABLES),
+        ("(global.set $variable (i32.const 1)) (i32.const 0)", needs::VARIABLES),
+        ("(call $set (i32.const 0) (i64.const 1)) (i32.const 0)", needs::CHANGES),
+        ("(call $answer (i64.const 1)) (i32.const 2)", needs::CHANGES),
+        ("(call $delay (i64.const 1)) (i32.const 0)", needs::CHANGES),
+    ] {
+        assert_eq!(other(body), needed, "{body}");
+    }
+}
+
+/// What a handler that needs nothing finds in its context is what it is given: all else may hold anything.
+#[test]
+fn who_needs_nothing_reads_nothing_else() {
+    let mut handler = loaded(
+        r#"(module (import "orrery" "argument" (func $argument (param i32) (result i64)))
+            (func $same (param i64 i64) (result i32) (i64.eq (local.get 0) (local.get 1)))
+            (func (export "decide") (param i32) (result i32)
+                (if (result i32) (call $same (call $argument (i32.const 0)) (i64.const 0x7ead_1234_5678))
+                    (then (i32.const -13)) (else (i32.const 0)))))"#,
+    );
+    let context = &mut handler.context;
+    (context.delay, context.host, context.functions) = (0x5555, 0x5555, [0x5555; 3]);
+    assert_eq!(handler.decide(1, [0x7ead_1234_5678, 0, 0, 0, 0, 0]), Ok(-13));
+    assert_eq!(handler.decide(1, [1; 6]), Ok(0));
+    let context = &handler.context;
+    assert_eq!((context.delay, context.host, context.functions), (0x5555, 0x5555, [0x5555; 3]));
 }
 
 #[test]

@@ -8,7 +8,7 @@
 mod support;
 
 use arbitrary::Unstructured;
-use orrery_handler::{Fault, Handler};
+use orrery_handler::{Fault, compile};
 use orrery_hijack_image::handler::{FUEL, MEMORY, trap};
 use orrery_testing::Random;
 use support::Loaded;
@@ -96,7 +96,7 @@ fn handlers_compute_what_wasmtime_computes() {
     let (mut results, mut failures, mut written) = (0, 0, 0);
     for _ in 0..MODULES {
         let Some(binary) = module(&mut random) else { continue };
-        let handler = match Handler::compile(&binary) {
+        let handler = match compile(&binary) {
             Ok(handler) => handler,
             // What the generator makes and handlers cannot have; nothing else may be refused.
             Err(Fault::Refused { what, .. }) => {

@@ -45,6 +45,7 @@
 
 mod automaton;
 mod compile;
+mod handler_compiler;
 mod services;
 mod table;
 mod text;

@@ -3,6 +3,8 @@
 //! A handler is a WebAssembly module, compiled to position-independent code that is behind the policy's table. The executive
 //! calls `decide` with a [`Context`] on its stack: the code reads and writes that, the handler's own memory, and nothing else.
 
+use core::mem::offset_of;
+
 /// How many bytes of memory a handler has, if it has some: WebAssembly's page.
 pub const MEMORY: usize = 64 << 10;
 /// In such pieces memory is remembered as written to, and made again what it was.
@@ -108,7 +110,8 @@ pub struct Handler {
     pub globals: [u64; GLOBALS],
 }
 
-/// What a handler needs, one bit each.
+/// What a handler needs, one bit each. One that needs nothing compares arguments and numbers, and says what becomes of the call: it is
+/// given no more of its context than [`Context::given`] and what failures, fuel, stack and numbers are kept in.
 pub mod needs {
     /// Memory.
     pub const MEMORY: u32 = 1;
@@ -118,4 +121,49 @@ pub mod needs {
     pub const REPLACES: u32 = 4;
     /// The journal.
     pub const EMITS: u32 = 8;
+    /// Variables.
+    pub const VARIABLES: u32 = 16;
+    /// To change the call's arguments, what it returns, or when it is made.
+    pub const CHANGES: u32 = 32;
+    /// All of these.
+    pub const ALL: u32 = MEMORY | WRITES | REPLACES | EMITS | VARIABLES | CHANGES;
+}
+
+/// A number that is another one for code which agrees with another executive: the compiler is in a program of its own.
+pub const LAYOUT: u64 = {
+    let places = [
+        offset_of!(Context, memory),
+        offset_of!(Context, dirty),
+        offset_of!(Context, fuel),
+        offset_of!(Context, stack),
+        offset_of!(Context, trap),
+        offset_of!(Context, constants),
+        offset_of!(Context, given),
+        offset_of!(Context, arguments),
+        offset_of!(Context, result),
+        offset_of!(Context, delay),
+        offset_of!(Context, globals),
+        offset_of!(Context, functions),
+        offset_of!(Context, host),
+        size_of::<Context>(),
+        host::COPY_FROM,
+        host::REPLACE,
+        host::EMIT,
+        MEMORY,
+        BLOCK,
+    ];
+    // The first number is to change with the meaning of the same fields.
+    let mut hash =
+        mixed(mixed(mixed(0xcbf2_9ce4_8422_2325 + 1, HOST_CALL.cast_unsigned()), STACK), needs::ALL as u64);
+    let mut index = 0;
+    while index < places.len() {
+        hash = mixed(hash, places[index] as u64);
+        index += 1;
+    }
+    hash
+};
+
+/// Mixes a word into a hash, after FNV-1a.
+const fn mixed(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
 }

@@ -117,7 +117,7 @@ pub struct Mount {
 
 /// One rule: conditions, all of which must hold, and what is done then.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rule {
     /// Where on the shared page its hits are counted.
     pub counter: u32,
@@ -142,6 +142,8 @@ pub struct Rule {
     pub room: u32,
     /// What the call returns, how many bytes it gets, or the index of the handler that decides.
     pub value: i64,
+    /// Not zero: it is nothing but a handler, which [needs](crate::handler::needs) nothing.
+    pub bare: u64,
     /// Nanoseconds to wait first.
     pub delay: u64,
     /// Callers, one of which it must be; zero: any.

@@ -1,8 +1,10 @@
 //! The program of service managers. Users start it with `orrery manager serve`; `orrery run --cpu` does when none runs.
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use orrery_compiled_handler::COMMAND;
 use orrery_manager::command::{Arguments, run};
 use orrery_manager::{ExtensionHandler, Handler, Settings, serve};
 
@@ -15,14 +17,21 @@ struct CommandLine {
 }
 
 fn main() -> ExitCode {
-    let arguments = CommandLine::parse().arguments;
-    match run(arguments, start) {
+    // Extensions have brought a compiler with them: `orrery run` has the handlers of policies compiled by it, too.
+    let compiles = std::env::args_os().nth(1).is_some_and(|command| command == COMMAND);
+    let done = if compiles { compile_handler() } else { run(CommandLine::parse().arguments, start) };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("orrery-manager: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Compiles a handler, from standard input to standard output.
+fn compile_handler() -> anyhow::Result<()> {
+    Ok(orrery_handler::serve(io::stdin().lock(), io::stdout().lock())?)
 }
 
 /// Loads the extensions, and serves.

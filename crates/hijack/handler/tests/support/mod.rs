@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use orrery_handler::Handler;
+use orrery_compiled_handler::Handler;
 use orrery_hijack_image::handler::{Context, FUEL, MEMORY, trap};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 

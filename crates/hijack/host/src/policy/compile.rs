@@ -5,13 +5,14 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use orrery_handler::Handler;
+use orrery_compiled_handler::{Handler, LARGEST_TEXT};
 use orrery_hijack_image::glob;
 use orrery_hijack_image::handler::needs;
 use orrery_hijack_image::policy::{CALLERS, NO_ARGUMENT, RULES, Rule, Shape, action, kinds, log};
 use orrery_policy::{Fault, Rule as RuleText, Words};
 use toml::Spanned;
 
+use super::handler_compiler;
 use super::values::{self, Destination};
 use crate::calls::{self, Signature};
 
@@ -90,6 +91,28 @@ impl Compiled {
         let Rule { action, value, site, every, after, times, .. } = self.rule;
         let refuses = action == action::HANDLER || action == action::ANSWER && value < 0;
         refuses && site == 0 && every <= 1 && after == 0 && times == 0
+    }
+
+    /// Returns whether it is nothing but a handler that needs nothing: executives then ask that, and look at nothing else.
+    pub(crate) fn is_bare(&self) -> bool {
+        if self.handler.as_deref().is_none_or(|handler| handler.needs != 0) {
+            return false;
+        }
+        let alone = Rule {
+            action: action::HANDLER,
+            counter: self.rule.counter,
+            value: self.rule.value,
+            every: self.rule.every.min(1),
+            ..Rule::default()
+        };
+        // An `fstat` by another name is no call of the rule's, unless it says so.
+        let by_empty_path = |number: &u32| {
+            BY_EMPTY_PATH.iter().any(|name| calls::named(name).is_some_and(|call| call.number == *number))
+        };
+        let texts = [&self.path, &self.address_path, &self.callers];
+        self.rule == alone
+            && texts.iter().all(|text| text.is_empty())
+            && (self.descriptors || !self.calls.iter().any(by_empty_path))
     }
 }
 
@@ -314,7 +337,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         rule.action = action::HANDLER;
         let path = handler.get_ref();
         let found = read_module(path).map_err(|error| error.to_string());
-        let made = found.and_then(|source| Handler::compile(&source).map_err(|fault| fault.to_string()));
+        let made = found.and_then(|source| handler_compiler::compile(&source));
         let made = made.or_else(|problem| {
             wrong(handler, format!("cannot use the handler {}: {problem}", path.display()))
         })?;
@@ -357,7 +380,7 @@ fn read_module(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    let most = 4 * orrery_handler::LARGEST as u64 + 1;
+    let most = LARGEST_TEXT as u64 + 1;
     let mut source = Vec::new();
     File::open(path)?.take(most).read_to_end(&mut source)?;
     Ok(source)
@@ -366,4 +389,66 @@ fn read_module(path: &Path) -> io::Result<Vec<u8>> {
 fn count(given: &Spanned<i64>) -> Result<u32, Fault> {
     u32::try_from(*given.get_ref())
         .or_else(|_| wrong(given, format!("this is a number from 0 to {}", u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compiled(call: &str, change: impl FnOnce(&mut Compiled, &mut Handler)) -> Compiled {
+        let mut handler = Handler {
+            code: vec![0xc3],
+            entry: 0,
+            data: Vec::new(),
+            constants: Vec::new(),
+            globals: [0; _],
+            stack: 0,
+            needs: 0,
+        };
+        let rule = Rule { action: action::HANDLER, counter: 7, value: 3, ..Rule::default() };
+        let calls = calls::named(call).map(|call| call.number).into_iter().collect();
+        let mut compiled = Compiled { rule, calls, ..Compiled::default() };
+        change(&mut compiled, &mut handler);
+        compiled.handler = Some(Arc::new(handler));
+        compiled
+    }
+
+    #[test]
+    fn a_rule_is_bare_that_is_a_handler_and_nothing_else() {
+        assert!(compiled("getppid", |_, _| {}).is_bare());
+        assert!(compiled("getppid", |compiled, _| compiled.rule.every = 1).is_bare());
+        type Change = fn(&mut Compiled, &mut Handler);
+        let further: [(&str, Change); 16] = [
+            ("needs", |_, handler| handler.needs = needs::CHANGES),
+            ("every", |compiled, _| compiled.rule.every = 2),
+            ("after", |compiled, _| compiled.rule.after = 1),
+            ("times", |compiled, _| compiled.rule.times = 1),
+            ("kinds", |compiled, _| compiled.rule.kinds = kinds::FILE),
+            ("log", |compiled, _| compiled.rule.log = log::CALLS),
+            ("delay", |compiled, _| compiled.rule.delay = 1),
+            ("site", |compiled, _| compiled.rule.site = 1),
+            ("room", |compiled, _| compiled.rule.room = 1),
+            ("prefix", |compiled, _| compiled.rule.prefix = 1),
+            ("action", |compiled, _| compiled.rule.action = action::ANSWER),
+            ("address", |compiled, _| compiled.rule.address.family = 2),
+            ("path", |compiled, _| compiled.path = b"/x".to_vec()),
+            ("address path", |compiled, _| compiled.address_path = b"/x".to_vec()),
+            ("callers", |compiled, _| compiled.callers = b"/x".to_vec()),
+            ("callers' marks", |compiled, _| compiled.rule.callers = 1),
+        ];
+        for (what, change) in further {
+            assert!(!compiled("getppid", change).is_bare(), "{what}");
+        }
+        let none = Compiled { handler: None, ..compiled("getppid", |_, _| {}) };
+        assert!(!none.is_bare());
+    }
+
+    /// An `fstat` may be made by another name, with an empty path: rules about files are not asked then, unless they say so.
+    #[test]
+    fn a_rule_about_paths_is_no_bare_one_where_they_may_be_empty() {
+        for call in BY_EMPTY_PATH {
+            assert!(!compiled(call, |_, _| {}).is_bare(), "{call}");
+            assert!(compiled(call, |compiled, _| compiled.descriptors = true).is_bare(), "{call}");
+        }
+    }
 }

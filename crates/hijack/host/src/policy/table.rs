@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
 
-use orrery_handler::Handler;
+use orrery_compiled_handler::Handler;
 use orrery_hijack_image::glob;
 use orrery_hijack_image::handler::Handler as HandlerEntry;
 use orrery_hijack_image::nr::CALLS;
@@ -192,6 +192,7 @@ impl Policy {
                 let index = handlers.iter().position(|handler| *handler == own);
                 rule.value = index.and_then(|index| i64::try_from(index).ok()).unwrap_or(i64::MAX);
             }
+            rule.bare = u64::from(compiled.is_bare());
             rule.target = layout.text(&compiled.target);
             rule.address = Address { path: layout.text(&compiled.address_path), ..rule.address };
             if !compiled.callers.is_empty() {

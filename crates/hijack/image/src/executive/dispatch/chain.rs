@@ -16,6 +16,7 @@
 use super::kernel_calls::{Origin, perform};
 use crate::executive::abi::work_areas::{self, Room};
 use crate::executive::policy::conditions::{Call, Facts};
+use crate::executive::policy::handlers::{self, Decision};
 use crate::executive::policy::journal_writer;
 use crate::executive::policy::paths::PathBuffer;
 use crate::executive::policy::rules::{Changes, Outcome, judge};
@@ -29,6 +30,12 @@ use crate::policy::Rule;
 pub(crate) fn run(number: u64, arguments: [u64; 6], site: u64, mut origin: Origin<'_>) -> i64 {
     match policy() {
         Some(policy) if policy.concerns(number) => {
+            if let Some((rule, handler)) = policy.bare(number) {
+                return match handlers::compare(policy, handler, rule, number, &arguments) {
+                    Decision::Answer(result) => result,
+                    Decision::Pass | Decision::Allow => serve(number, arguments, &mut origin),
+                };
+            }
             let call = Call { policy, number, arguments, site, stack: origin.stack() };
             let paths = policy.rules(number).any(|rule| rule.path.length != 0 || rule.room != 0);
             if paths { judged_with_paths(&call, &mut origin) } else { judged(&call, &mut [], &mut origin) }

@@ -6,13 +6,14 @@
 //!
 //! A handler that fails has its call refused.
 
-use core::mem::size_of;
+use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::compiler_fence;
 
 use super::conditions::Call;
 use super::journal_writer;
 use super::paths::PathBuffer;
+use super::table::Policy;
 use crate::executive::abi::areas::Areas;
 use crate::executive::abi::pool::Item;
 use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
@@ -74,6 +75,10 @@ pub(crate) fn decide(
     room: &mut PathBuffer<'_>,
 ) -> Decided {
     let Some(handler) = call.policy.handler(rule.value) else { return refused(rule) };
+    if handler.needs == 0 {
+        let outcome = compare(call.policy, handler, rule, call.number, &call.arguments);
+        return Decided { outcome, delay: 0 };
+    }
     let mut host = Host { call, rule, room };
     let mut context = Context {
         memory: call.policy.address(handler.data.start),
@@ -97,7 +102,7 @@ pub(crate) fn decide(
             Err(_) => return refused(rule),
         }
     } else {
-        run(call, handler, &mut context)
+        run(call.policy, call.number, handler, &raw mut context)
     };
     if context.trap != 0 {
         return refused(rule);
@@ -105,15 +110,48 @@ pub(crate) fn decide(
     if context.arguments != *arguments && keeps_arguments(call.number) {
         return refused(rule);
     }
-    let outcome = match decided {
-        verdict::PASS => Decision::Pass,
-        verdict::ALLOW => Decision::Allow,
-        verdict::ANSWER => Decision::Answer(context.result),
-        error @ verdict::LEAST_ERROR..0 => Decision::Answer(error.into()),
-        _ => return refused(rule),
-    };
+    let Some(outcome) = meaning(decided, context.result) else { return refused(rule) };
     *arguments = context.arguments;
     Decided { outcome, delay: context.delay.min(LONGEST_DELAY) }
+}
+
+/// What a verdict says; nothing, if it is none.
+#[inline(always)]
+fn meaning(decided: i32, result: i64) -> Option<Decision> {
+    Some(match decided {
+        verdict::PASS => Decision::Pass,
+        verdict::ALLOW => Decision::Allow,
+        verdict::ANSWER => Decision::Answer(result),
+        error @ verdict::LEAST_ERROR..0 => Decision::Answer(error.into()),
+        _ => return None,
+    })
+}
+
+/// Has a handler decide that needs nothing: it reads arguments, and says what becomes of the call.
+///
+/// Its context is on the stack for as long as that takes, and not below calls that no handler decides.
+#[inline(never)]
+pub(crate) fn compare(
+    policy: Policy,
+    handler: &Handler,
+    rule: &Rule,
+    number: u64,
+    arguments: &[u64; 6],
+) -> Decision {
+    let mut context = MaybeUninit::<Context>::uninit();
+    let place = context.as_mut_ptr();
+    // SAFETY: fields of a structure that is there. What is not written is not read: the compiler has found that the code names
+    // none of it, and `needs` says so.
+    let (decided, trap) = unsafe {
+        (&raw mut (*place).fuel).write(FUEL);
+        (&raw mut (*place).stack).write(handler.stack);
+        (&raw mut (*place).trap).write(0);
+        (&raw mut (*place).constants).write(policy.address(handler.constants.start));
+        (&raw mut (*place).given).write(*arguments);
+        (run(policy, number, handler, place), (&raw const (*place).trap).read())
+    };
+    let outcome = if trap == 0 { meaning(decided, 0) } else { None };
+    outcome.unwrap_or_else(|| refused(rule).outcome)
 }
 
 /// Returns whether a call is performed with the arguments that are in the program's registers, whatever rules say.
@@ -131,13 +169,13 @@ fn refused(rule: &Rule) -> Decided {
 }
 
 #[inline(always)]
-fn run(call: &Call, handler: &Handler, context: &mut Context) -> i32 {
-    let entry = core::ptr::with_exposed_provenance::<()>(call.policy.address(handler.entry) as usize);
+fn run(policy: Policy, number: u64, handler: &Handler, context: *mut Context) -> i32 {
+    let entry = core::ptr::with_exposed_provenance::<()>(policy.address(handler.entry) as usize);
     // SAFETY: the supervisor has put the handler's code there, which is a function of this type, and which writes to nothing but
     // the context and its memory: see `orrery-handler`.
     unsafe {
         let decide: unsafe extern "C" fn(*mut Context, i32) -> i32 = core::mem::transmute(entry);
-        decide(context, call.number as i32)
+        decide(context, number as i32)
     }
 }
 
@@ -161,7 +199,7 @@ fn with_memory(call: &Call, handler: &Handler, context: &mut Context) -> Result<
             compiler_fence(SeqCst);
             let memory = (&raw mut (*area).memory).cast::<u8>();
             context.memory = memory.expose_provenance() as u64;
-            let decided = run(call, handler, context);
+            let decided = run(call.policy, call.number, handler, context);
             restore(&mut (*area).memory, beginning, context.dirty);
             compiler_fence(SeqCst);
             (&raw mut (*area).owner).write_volatile(owner);

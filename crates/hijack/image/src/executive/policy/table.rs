@@ -63,6 +63,20 @@ impl Policy {
         own.iter().filter_map(|index| rules.get(usize::from(*index)))
     }
 
+    /// Returns the rule about a call, if there is one alone, and that nothing but a handler which [compares](super::handlers::compare).
+    #[inline(always)]
+    pub(crate) fn bare(self, number: u64) -> Option<(&'static Rule, &'static Handler)> {
+        let span = self.table().calls.get((number as usize).min(CALLS))?;
+        if span.count != 1 {
+            return None;
+        }
+        let references = self.slice::<u16>(self.table().references, self.table().references.length);
+        let index = references.get(usize::from(span.first))?;
+        let rules = self.slice::<Rule>(self.table().rules, self.table().rules.length);
+        let rule = rules.get(usize::from(*index)).filter(|rule| rule.bare != 0)?;
+        Some((rule, self.handler(rule.value)?))
+    }
+
     /// Returns whether there are any.
     #[inline(always)]
     pub(crate) fn concerns(self, number: u64) -> bool {

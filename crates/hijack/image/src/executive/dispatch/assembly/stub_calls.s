@@ -46,6 +46,23 @@
     orrery_step {in_stub_call}
 .endm
 
+# Makes the flags again what they were, from what `orrery_save_registers` has kept: those of arithmetic and the direction, which functions
+# change. All others are as they were; `popfq`, which would write them, takes as long as a handler does. Loses rax and rcx. All x86-64
+# processors since 2006 have `sahf`.
+.macro orrery_restore_flags
+    mov ecx, [rbp + 8 * (34 - 17)]
+    bt ecx, 10
+    jnc 8f
+    std
+8:
+    # The overflow flag, by a sum that has one; then the lower ones.
+    bt ecx, 11
+    setc al
+    add al, 127
+    mov ah, cl
+    sahf
+.endm
+
 .globl orrery_stub_call
 .hidden orrery_stub_call
 orrery_stub_call:
@@ -53,6 +70,9 @@ orrery_stub_call:
     orrery_save_registers
 7:
     orrery_call {stub_call}
+    mov r11, rax
+    orrery_restore_flags
+    mov rax, r11
     pop rbp
     .cfi_same_value 6
     orrery_step 33, 18, {restoring_done}, 0, 17
@@ -65,9 +85,7 @@ orrery_stub_call:
     .set orrery_depth, orrery_depth - 1
     .endr
     orrery_step 17, 18, {restoring_done}, 0, 17
-    popfq
-    orrery_step 16, 18, {restoring_done}
-    lea rsp, [rsp + 128]
+    lea rsp, [rsp + 8 + 128]
     orrery_step 0, 0, {done}
     jmp rcx
     .cfi_endproc
@@ -83,6 +101,7 @@ orrery_stub_filter:
     test rax, rax
     jz 7b
     mov r11, rax
+    orrery_restore_flags
     pop rbp
     .cfi_same_value 6
     orrery_step 33, 18, {restoring_unmade}, 0, 17
@@ -94,9 +113,7 @@ orrery_stub_filter:
     .set orrery_depth, orrery_depth - 1
     .endr
     orrery_step 17, 18, {restoring_unmade}, 0, 17
-    popfq
-    orrery_step 16, 18, {restoring_unmade}
-    lea rsp, [rsp + 128]
+    lea rsp, [rsp + 8 + 128]
     orrery_step 0
     jmp r11
     .cfi_endproc
