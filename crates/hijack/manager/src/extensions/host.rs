@@ -93,7 +93,7 @@ impl Right {
         let rights = rights.ok_or(Refusal::Gone)?;
         let has = match &object {
             Object::Owner => false,
-            Object::Event { .. } => rights.emit,
+            Object::Event { .. } | Object::Upcall { .. } => rights.emit,
             Object::Source { .. } => rights.subscribe,
             Object::Attribute { .. } => true,
         };
@@ -219,7 +219,9 @@ fn refusal(error: &AttributeError) -> Refusal {
         AttributeError::Denied { .. } => Refusal::Denied,
         AttributeError::Range { .. } => Refusal::Range,
         AttributeError::Sum { .. } | AttributeError::Refused { .. } => Refusal::Guard,
-        AttributeError::Revoked | AttributeError::UnknownTracee(_) => Refusal::Gone,
+        AttributeError::Revoked | AttributeError::UnknownTracee(_) | AttributeError::NotRegistered(_) => {
+            Refusal::Gone
+        }
         AttributeError::Full(_) => Refusal::Limit,
         _ => Refusal::Invalid,
     }
@@ -267,11 +269,15 @@ impl Host for TableHost {
             }
             Object::Event { of } => {
                 let tracee = of.as_deref().map(|of| state.tracee(of, by)).transpose()?;
-                let (number, value) = message.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
-                let value = value.try_into().map_err(|_| Refusal::Invalid)?;
-                let (number, value) = (u32::from_le_bytes(*number), i64::from_le_bytes(value));
+                let (number, value) = number_and_value(message)?;
                 let (table, capability) = state.table(by)?;
                 table.emit(capability, tracee, number, value).map_err(|error| refusal(&error))
+            }
+            Object::Upcall { of } => {
+                let (number, value) = number_and_value(message)?;
+                let tracee = state.tracee(of, by)?;
+                let (table, capability) = state.table(by)?;
+                table.upcall(capability, tracee, number, value).map_err(|error| refusal(&error))
             }
             _ => Err(Refusal::Invalid),
         }
@@ -310,6 +316,13 @@ impl TableHost {
         let name = state.names.get(&extension).map_or("", String::as_str);
         eprintln!("orrery-manager: extension {name:?}: {text}");
     }
+}
+
+/// Reads what is emitted: 4 bytes of number, 8 of value.
+fn number_and_value(message: &[u8]) -> Result<(u32, i64), Refusal> {
+    let (number, value) = message.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
+    let value = value.try_into().map_err(|_| Refusal::Invalid)?;
+    Ok((u32::from_le_bytes(*number), i64::from_le_bytes(value)))
 }
 
 fn printable(message: &[u8]) -> String {
