@@ -76,7 +76,7 @@ struct orrery_upcall_options {
     size_t size;
     /* The manager's socket. Default: $ORRERY_MANAGER, which `orrery run --manager` sets, or the user's manager. */
     const char *manager;
-    /* The length of the function's stack, in bytes: 16 KiB to 1 GiB. Default: 64 KiB. */
+    /* The length of the function's stack, in bytes: 32 KiB to 1 GiB. Default: 64 KiB. */
     size_t stack_size;
 };
 

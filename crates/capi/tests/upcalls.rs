@@ -226,7 +226,7 @@ impl Program {
     }
 
     fn line(&self) -> String {
-        self.lines.recv_timeout(LONG).expect("the program says something")
+        self.lines.recv_timeout(LONG).unwrap()
     }
 
     fn says(&self, expected: &str) {

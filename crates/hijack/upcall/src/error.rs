@@ -29,7 +29,7 @@ pub enum UpcallError {
     #[error("cannot unregister from upcalls: thread {0} has registered the function, and has to do it")]
     OtherThread(i32),
     /// An option is out of its range.
-    #[error("cannot register for upcalls with a stack of {0} bytes: the range is 16 KiB to 1 GiB")]
+    #[error("cannot register for upcalls with a stack of {0} bytes: the range is 32 KiB to 1 GiB")]
     Stack(usize),
     /// There is no manager.
     #[error("cannot register for upcalls at {path}: {cause}; start the program by `orrery run --manager SOCKET`", path = .path.display())]

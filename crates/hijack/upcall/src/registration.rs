@@ -35,12 +35,14 @@ pub type Function = unsafe extern "C" fn(number: i64, value: i64, user: *mut c_v
 pub struct Options {
     /// The manager's socket; `None` for [`default_socket`].
     pub manager: Option<PathBuf>,
-    /// The length of the function's stack in bytes, 16 KiB to 1 GiB; 0 for 64 KiB.
+    /// The length of the function's stack in bytes, 32 KiB to 1 GiB (a call takes a signal frame of it, up to 12 KiB); 0 for 64 KiB.
     pub stack_size: usize,
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "the kernel has an int, and the number fits")]
+const NUMBER: c_int = OPTION as c_int;
 const DEFAULT_STACK: usize = 64 << 10;
-const STACKS: std::ops::RangeInclusive<usize> = 16 << 10..=1 << 30;
+const STACKS: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 30;
 /// How long a manager may take to reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -193,7 +195,7 @@ fn own_process() -> usize {
 fn ask_executive(what: u64, registration: Option<&Registration>) -> Result<u64, Errno> {
     let at = registration.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: an option that no kernel has, and that executives answer: they read a `Registration` there.
-    let result = unsafe { libc::prctl(OPTION as c_int, what, at, 0_u64, 0_u64) };
+    let result = unsafe { libc::prctl(NUMBER, what, at, 0_u64, 0_u64) };
     u64::try_from(result)
         .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }

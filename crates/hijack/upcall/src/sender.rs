@@ -9,6 +9,9 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::shared::Shared;
 
+#[expect(clippy::cast_possible_truncation, reason = "signals have small numbers")]
+const NUMBER: i32 = SIGNAL as i32;
+
 /// Why an upcall is not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotSent {
@@ -74,7 +77,7 @@ impl Sender {
 
     fn signal(&self) -> Result<(), NotSent> {
         // SAFETY: the last real-time signal of the kernel; it goes to another process, and not to a handler of this one.
-        let signal = unsafe { Signal::from_raw_unchecked(SIGNAL as i32) };
+        let signal = unsafe { Signal::from_raw_unchecked(NUMBER) };
         pidfd_send_signal(&self.process, signal).map_err(|_| NotSent::Gone)
     }
 }
@@ -106,7 +109,7 @@ mod tests {
         state.open.store(1, SeqCst);
         // As if one was there.
         queue.head.store(1, SeqCst);
-        for number in 1..ENTRIES as u32 {
+        for number in 1..64 {
             assert_eq!(sender.send(number, -i64::from(number)), Ok(()));
         }
         let last = &queue.entries[ENTRIES - 1];
