@@ -120,7 +120,7 @@ const FORWARDS: &str = r#"(module
 const MANIFEST: &str = "[extension]
 name = 'forwards'
 module = 'forwards.wasm'
-fuel = 10_000
+fuel = 5_000
 events = 64
 [handle]
 custom = { to = 'custom', rights = ['subscribe'] }
@@ -162,11 +162,18 @@ fn register() -> Result<Client> {
         match unsafe {
             orrery_upcall::register(&orrery_upcall::Options::default(), called, std::ptr::null_mut())
         } {
-            Ok(()) => return Ok(Client::connect(&orrery_manager::client::default_socket())?),
+            Ok(()) => break,
             Err(orrery_upcall::UpcallError::Refused(_)) => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => return Err(error.into()),
         }
     }
+    // The extension may not be loaded yet.
+    let client = Client::connect(&orrery_manager::client::default_socket())?;
+    while HANDLED.load(SeqCst) == 0 {
+        client.ask(&Request::Emit { tracee: None, number: 1, value: 0 })?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(client)
 }
 
 fn listen(topic: Topic) -> Result<Client> {
