@@ -31,6 +31,7 @@
 #include <orrery/context.h>
 #include <orrery/error.h>
 #include <orrery/failover.h>
+#include <orrery/hijack.h>
 #include <orrery/instance.h>
 #include <orrery/object.h>
 #include <orrery/orbit.h>

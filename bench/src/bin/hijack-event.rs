@@ -2,6 +2,7 @@
 //!
 //! Ours: the handler is the manager's. The event is a message at a connection (`emit`), or a system call of a tracee that its policy
 //! logs, which reaches the manager through the executive's journal (`system call`). The manager stamps an event when it hands it to handlers.
+//! `upcall` ends later: the message is an event of an extension, which emits it to the program that sent it, whose registered function runs.
 //! Rivals: a signal handler of another process, a thread that is woken by a futex, and a tracer that is woken by a ptrace stop.
 
 use std::process::ExitCode;
@@ -17,12 +18,15 @@ use orrery_manager::experiment::Spinner;
 use orrery_manager::join::{Joining, join};
 use orrery_manager::protocol::{Reply, Request};
 use orrery_manager::time::now;
-use orrery_manager::{PrivateManager, Topic};
+use orrery_manager::{PrivateManager, Topic, load};
 
 /// The argument with which this program serves under an executive.
 const INSIDE: &str = "inside";
+/// The same, where upcalls come from an extension.
+const CALLED: &str = "called";
 const EMIT: &str = "manager, emit";
 const CALL: &str = "manager, system call";
+const UPCALL: &str = "manager, extension, upcall";
 const SIGNAL: &str = "signal handler";
 const THREAD: &str = "woken thread";
 const PTRACE: &str = "ptrace stop";
@@ -37,11 +41,16 @@ fn main() -> Result<ExitCode> {
         return serve(|| Ok(Source { way: Way::Call(listen(Topic::Call)?), hogs: Vec::new() }))
             .map(|()| ExitCode::SUCCESS);
     }
+    if std::env::args().nth(1).is_some_and(|argument| argument == CALLED) {
+        return serve(|| Ok(Source { way: Way::Upcall(register()?), hogs: Vec::new() }))
+            .map(|()| ExitCode::SUCCESS);
+    }
     let mut bench = Bench::new("hijack-event", "From an event to its handler");
     let entry = |way| bench.program(way, || contender(way));
-    let (emit, call) = (entry(EMIT), entry(CALL));
+    let (emit, call, upcall) = (entry(EMIT), entry(CALL), entry(UPCALL));
     let rivals = [SIGNAL, THREAD, PTRACE].map(entry);
     let others = [SIGNAL, THREAD, PTRACE].map(entry);
+    let third = [SIGNAL, THREAD, PTRACE].map(entry);
     let cases = |prefix: &'static str| {
         CASES.map(|(name, _, quick)| {
             [50.0, 99.0].into_iter().fold(Case::new(name).quick(quick), |case, percent| {
@@ -54,6 +63,7 @@ fn main() -> Result<ExitCode> {
     };
     bench.group(Group::new("emit", emit, rivals).cases(cases("emit")));
     bench.group(Group::new("system call", call, others).cases(cases("system call")));
+    bench.group(Group::new("upcall", upcall, third).cases(cases("upcall")));
     bench.run()
 }
 
@@ -68,6 +78,7 @@ fn contender(way: &'static str) -> Result<()> {
             })
         }
         CALL => call_contender(),
+        UPCALL => upcall_contender(),
         SIGNAL => serve(|| Ok(Source { way: Way::Signal(Signalled::start()?), hogs: Vec::new() })),
         THREAD => serve(|| Ok(Source { way: Way::Thread(Woken::start()), hogs: Vec::new() })),
         _ => serve(|| Ok(Source { way: Way::Ptrace(Traced::start()?), hogs: Vec::new() })),
@@ -96,6 +107,75 @@ fn call_contender() -> Result<()> {
     Ok(())
 }
 
+/// An extension that makes an upcall of each event.
+const FORWARDS: &str = r#"(module
+    (import "orrery" "subscribe" (func $subscribe (param i32 i64) (result i32)))
+    (import "orrery" "emit" (func $emit (param i32 i32 i32) (result i32)))
+    (import "handle" "custom" (func $custom (result i32)))
+    (import "handle" "notify" (func $notify (result i32)))
+    (memory (export "memory") 1)
+    (func (export "start") (drop (call $subscribe (call $custom) (i64.const 0))))
+    (func (export "event") (param i32 i64 i64 i64)
+        (drop (call $emit (call $notify) (i32.const 0) (i32.const 12)))))"#;
+const MANIFEST: &str = "[extension]
+name = 'forwards'
+module = 'forwards.wasm'
+fuel = 5_000
+events = 64
+[handle]
+custom = { to = 'custom', rights = ['subscribe'] }
+notify = { to = 'upcall', of = 'hijack-event', rights = ['emit'] }
+";
+
+/// Starts a tracee whose events an extension makes upcalls of.
+fn upcall_contender() -> Result<()> {
+    let manager = PrivateManager::start(&["--budget", "900ms"])?;
+    let directory = tempfile::tempdir()?;
+    std::fs::write(directory.path().join("forwards.wasm"), wat::parse_str(FORWARDS)?)?;
+    std::fs::write(directory.path().join("forwards.toml"), MANIFEST)?;
+    // SAFETY: this process has one thread, so nobody reads the environment meanwhile.
+    unsafe { std::env::set_var(SOCKET_VARIABLE, manager.socket()) };
+    let hijack = Hijack::start(orrery_hijack::Options::default())?;
+    let program = std::env::current_exe()?;
+    let child = hijack.spawn(program.as_os_str(), &[CALLED.into()])?;
+    let joining = Joining {
+        socket: Some(manager.socket()),
+        name: "bench".to_owned(),
+        values: Vec::new(),
+        journal: None,
+    };
+    let joined = join(&joining, child.pid())?;
+    load(&joined.client, &directory.path().join("forwards.toml"))?;
+    let status = child.wait()?;
+    ensure!(status.success(), "the tracee failed: {status}");
+    Ok(())
+}
+
+unsafe extern "C" fn called(_: i64, _: i64, _: *mut libc::c_void) {
+    HANDLED.store(now(), SeqCst);
+}
+
+/// Registers a function for upcalls, as soon as this process has joined.
+fn register() -> Result<Client> {
+    loop {
+        // SAFETY: the function reads the clock, and stores a number.
+        match unsafe {
+            orrery_upcall::register(&orrery_upcall::Options::default(), called, std::ptr::null_mut())
+        } {
+            Ok(()) => break,
+            Err(orrery_upcall::UpcallError::Refused(_)) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // The extension may not be loaded yet.
+    let client = Client::connect(&orrery_manager::client::default_socket())?;
+    while HANDLED.load(SeqCst) == 0 {
+        client.ask(&Request::Emit { tracee: None, number: 1, value: 0 })?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(client)
+}
+
 fn listen(topic: Topic) -> Result<Client> {
     let client = Client::connect(&orrery_manager::client::default_socket())?;
     client.ask(&Request::Subscribe { topics: vec![topic] })?;
@@ -116,6 +196,7 @@ struct Source {
 enum Way {
     Emit(Client, Client),
     Call(Client),
+    Upcall(Client),
     Signal(Signalled),
     Thread(Woken),
     Ptrace(Traced),
@@ -135,6 +216,17 @@ impl Way {
                 // SAFETY: the call takes nothing.
                 unsafe { libc::getppid() };
                 Ok(stamp(heard)?.saturating_sub(begin))
+            }
+            Self::Upcall(client) => {
+                HANDLED.store(0, SeqCst);
+                let begin = now();
+                client.ask(&Request::Emit { tracee: None, number: 1, value: 0 })?;
+                loop {
+                    match HANDLED.load(SeqCst) {
+                        0 => std::thread::sleep(Duration::from_micros(20)),
+                        time => return Ok(time.saturating_sub(begin)),
+                    }
+                }
             }
             Self::Signal(other) => other.event(),
             Self::Thread(other) => other.event(),
@@ -197,7 +289,7 @@ impl Shared {
     }
 }
 
-/// Where the signal handler writes to.
+/// Where the signal handler writes to, or when the function for upcalls ran.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn handler(_: libc::c_int) {

@@ -7,6 +7,7 @@
 pub mod compat;
 pub mod context;
 pub mod error;
+pub mod hijack;
 pub mod instance;
 pub mod object;
 mod options;

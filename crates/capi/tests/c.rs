@@ -109,6 +109,7 @@ fn main() {
                 "orrery/orrery.h",
                 "orrery/error.h",
                 "orrery/failover.h",
+                "orrery/hijack.h",
                 "orrery/rollback.h",
                 "orrery/context.h",
                 "orrery/session.h",

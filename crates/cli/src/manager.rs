@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use orrery_hijack::policy::Manager;
 use orrery_manager::Package;
+use orrery_manager::client::SOCKET_VARIABLE;
 pub(crate) use orrery_manager::command::Arguments;
 use orrery_manager::command::{cpu_share, execute_server};
 use orrery_manager::join::{Joined, Joining, Kept, join, start_keeper};
@@ -114,7 +115,13 @@ impl Options {
         };
         let extensions: Vec<Kept> = self.extension.iter().map(load).collect::<anyhow::Result<_>>()?;
         start_keeper(joined, &joining, pid, &extensions)
-            .context("cannot start the process that stays with the tracee")
+            .context("cannot start the process that stays with the tracee")?;
+        if let Some(socket) = joining.socket.filter(|_| pid == std::process::id().cast_signed()) {
+            let socket = std::path::absolute(&socket).context("cannot name the manager to the program")?;
+            // SAFETY: this process, which becomes the program, has one thread.
+            unsafe { std::env::set_var(SOCKET_VARIABLE, socket) };
+        }
+        Ok(())
     }
 }
 

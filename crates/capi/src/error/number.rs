@@ -10,6 +10,7 @@ use orrery_orc_client::{Error as ObjectError, Refusal};
 use orrery_orc_instance::Error as InstanceError;
 use orrery_rollback::Error as RollbackError;
 use orrery_sessions::Error as SessionsError;
+use orrery_upcall::UpcallError;
 use orrery_vault::shared::Error as VaultError;
 
 /// An error that C programs receive as an errno and a text.
@@ -36,6 +37,24 @@ impl ToErrno for RollbackError {
             RollbackError::Value { .. } => libc::EINVAL,
             RollbackError::System(error) => error.errno.raw_os_error(),
             RollbackError::Memory(error) => error.errno(),
+            _ => libc::EIO,
+        }
+    }
+}
+
+impl ToErrno for UpcallError {
+    fn errno(&self) -> c_int {
+        match self {
+            UpcallError::NoExecutive => libc::ENOTSUP,
+            UpcallError::Filtered | UpcallError::OtherThread(_) => libc::EPERM,
+            UpcallError::Busy => libc::EBUSY,
+            UpcallError::NotRegistered => libc::ENOENT,
+            UpcallError::Stack(_) => libc::EINVAL,
+            UpcallError::Refused(_) => libc::EACCES,
+            UpcallError::Reply => libc::EPROTO,
+            UpcallError::Connect { cause, .. } | UpcallError::System { cause, .. } => {
+                cause.raw_os_error().unwrap_or(libc::EIO)
+            }
             _ => libc::EIO,
         }
     }

@@ -38,6 +38,9 @@
 //! - Dispatch is a property of a thread and not inherited: `process::clone` arms every new thread and process before it runs
 //!   an instruction of the program, `process::exec` has the supervisor put an executive under a new program.
 //!
+//! - In a program that has registered a function for upcalls ([`upcall`]), the last real-time signal is the executive's as well
+//!   (`signals::upcalls`).
+//!
 //! A handler that answers calls itself is added in `services`.
 
 #![cfg_attr(not(test), no_std)]
@@ -56,6 +59,7 @@ pub mod policy;
 pub mod request_slots;
 pub mod rewrite_plan;
 pub mod shared_page;
+pub mod upcall;
 pub mod users;
 
 #[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]

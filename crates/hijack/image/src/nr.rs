@@ -31,6 +31,7 @@ pub const kill: u64 = 62;
 pub const shmdt: u64 = 67;
 pub const getcwd: u64 = 79;
 pub const readlink: u64 = 89;
+pub const rt_sigtimedwait: u64 = 128;
 pub const rt_sigsuspend: u64 = 130;
 pub const sigaltstack: u64 = 131;
 pub const ptrace: u64 = 101;
@@ -47,6 +48,8 @@ pub const newfstatat: u64 = 262;
 pub const pselect6: u64 = 270;
 pub const ppoll: u64 = 271;
 pub const epoll_pwait: u64 = 281;
+pub const signalfd: u64 = 282;
+pub const signalfd4: u64 = 289;
 pub const rt_tgsigqueueinfo: u64 = 297;
 pub const process_vm_readv: u64 = 310;
 pub const sendmmsg: u64 = 307;
@@ -152,6 +155,9 @@ pub const fn is_special(number: u64) -> bool {
             | sigaltstack
             | ptrace
             | rt_sigpending
+            | rt_sigtimedwait
+            | signalfd
+            | signalfd4
             | prctl
             | remap_file_pages
             | pselect6

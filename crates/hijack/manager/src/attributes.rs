@@ -8,6 +8,7 @@
 //! | `event` | what happens, and bounded queues of it |
 //! | `guard` | whether a change is admitted |
 //! | `tracee` | what a tracee is called |
+//! | `upcalls` | where upcalls of a tracee go |
 //! | `table` | the values, the capabilities and the subscriptions |
 
 mod class;
@@ -16,6 +17,7 @@ mod guard;
 mod rights;
 mod table;
 mod tracee;
+mod upcalls;
 
 use thiserror::Error;
 
@@ -25,6 +27,7 @@ pub use guard::{Admission, Guard, Proposal};
 pub use rights::{ClassSet, Rights, Scope};
 pub use table::{Capability, Change, Subscription, Table};
 pub use tracee::TraceeId;
+pub use upcalls::{NotMade, Upcalls};
 
 /// Errors of classes, capabilities and values. What fails has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -99,6 +102,9 @@ pub enum AttributeError {
         /// The sentence that says why not.
         reason: String,
     },
+    /// The tracee has no function registered for upcalls.
+    #[error("cannot make an upcall into tracee {0}: it has no function registered")]
+    NotRegistered(u64),
     /// There is no room for more.
     #[error("cannot add another {0}: the table has as many as it may hold")]
     Full(&'static str),

@@ -1,18 +1,15 @@
 //! The other end of a manager's connection.
 
-use std::env;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use orrery_sys::scm;
+pub use orrery_upcall::{SOCKET_VARIABLE, default_socket};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use thiserror::Error;
 
 use crate::protocol::{LONGEST, Reply, Request};
-
-/// The environment variable that names a manager's socket.
-pub const SOCKET_VARIABLE: &str = "ORRERY_MANAGER";
 
 /// Errors of a connection.
 #[derive(Debug, Error)]
@@ -40,25 +37,6 @@ pub enum ClientError {
     /// The manager refuses.
     #[error("{0}")]
     Refused(String),
-}
-
-/// Returns where a manager listens if nothing else is said: `$ORRERY_MANAGER`; else `/run/orrery/manager.socket` for the superuser,
-/// `$XDG_RUNTIME_DIR/orrery/manager.socket` for others, in `/tmp/orrery-UID` where that is not set.
-#[must_use]
-pub fn default_socket() -> PathBuf {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = rustix::process::geteuid();
-    set(SOCKET_VARIABLE).unwrap_or_else(|| {
-        let directory = if user.is_root() {
-            PathBuf::from("/run/orrery")
-        } else {
-            set("XDG_RUNTIME_DIR").map_or_else(
-                || PathBuf::from(format!("/tmp/orrery-{}", user.as_raw())),
-                |own| own.join("orrery"),
-            )
-        };
-        directory.join("manager.socket")
-    })
 }
 
 /// A connection, which is a right to what the manager granted it.

@@ -6,6 +6,7 @@
 //! | `timer` | the manager's tick; the parameter is a period in nanoseconds, which is rounded up to ticks | subscribe |
 //! | `joined`, `ended`, `call`, `attribute`, `missed`, `cpu-pressure`, `memory-pressure`, `signal`, `custom` | an event's topic; with `of`, about this tracee only | subscribe |
 //! | `event`, with or without `of` | emits an event of topic `custom`: 4 bytes of number and 8 of value | emit |
+//! | `upcall`, with `of` | the function that this tracee registered for upcalls is called: 4 bytes of number and 8 of value | emit |
 //! | `owner` | a line in the manager's log | emit |
 //!
 //! An event's value is passed as `value`, its number as `detail`. Extensions that are loaded when the manager starts act with the

@@ -48,8 +48,8 @@ mod server;
 pub mod time;
 
 pub use attributes::{
-    Admission, AttributeError, Capability, Change, Class, ClassSet, Classes, Event, Guard, Kind, Permission,
-    Proposal, Rights, Scope, Subscription, Table, Topic, TraceeId,
+    Admission, AttributeError, Capability, Change, Class, ClassSet, Classes, Event, Guard, Kind, NotMade,
+    Permission, Proposal, Rights, Scope, Subscription, Table, Topic, TraceeId, Upcalls,
 };
 pub use cpu::{CpuReport, Mechanism, Reservation};
 pub use extensions::{ExtensionError, ExtensionHandler, Package, load};

@@ -12,6 +12,7 @@
 //! | `sources` | timers, pressure and signals as file descriptors |
 //! | `loading` | extensions that connections load |
 //! | `journal` | system calls of tracees as events |
+//! | `upcalls` | programs that register a function for upcalls |
 //! | `event_loop` | waits, and dispatches |
 
 mod connections;
@@ -23,6 +24,7 @@ mod requests;
 mod settings;
 mod sources;
 mod state;
+mod upcalls;
 
 pub use event_loop::serve;
 pub use settings::{Handler, ServeError, Settings};

@@ -5,4 +5,5 @@ pub(crate) mod held_sigsys;
 pub(crate) mod registers;
 pub(crate) mod sigaction;
 pub(crate) mod sigmask;
+pub(crate) mod upcalls;
 pub(crate) mod xsave;

@@ -9,6 +9,7 @@ use super::event::{Event, Queue, Topic};
 use super::guard::{Guard, Proposal};
 use super::rights::{Rights, Scope};
 use super::tracee::TraceeId;
+use super::upcalls::{NotMade, Upcalls};
 
 /// How much a table holds: who asks for more is refused, so that nobody's requests use up the manager's memory.
 const MOST_TRACEES: usize = 4096;
@@ -63,6 +64,7 @@ pub struct Table {
     classes: Classes,
     guards: Vec<(Vec<usize>, Box<dyn Guard + Send>)>,
     values: BTreeMap<TraceeId, Vec<i64>>,
+    upcalls: BTreeMap<TraceeId, Box<dyn Upcalls + Send>>,
     capabilities: HashMap<u64, Held>,
     subscriptions: BTreeMap<u64, Subscribed>,
     changes: Vec<Change>,
@@ -86,6 +88,7 @@ impl Table {
             classes,
             guards: Vec::new(),
             values: BTreeMap::new(),
+            upcalls: BTreeMap::new(),
             capabilities: HashMap::new(),
             subscriptions: BTreeMap::new(),
             changes: Vec::new(),
@@ -120,6 +123,7 @@ impl Table {
     /// Removes a tracee, with the capabilities that are about it alone.
     pub fn remove_tracee(&mut self, tracee: TraceeId) {
         self.values.remove(&tracee);
+        self.upcalls.remove(&tracee);
         let about = |held: &Held| held.rights.scope == Scope::One(tracee);
         let gone: Vec<u64> =
             self.capabilities.iter().filter(|(_, held)| about(held)).map(|(number, _)| *number).collect();
@@ -331,6 +335,39 @@ impl Table {
         }
         self.publish(Topic::Custom, tracee, number, value);
         Ok(())
+    }
+
+    /// Has upcalls of a tracee go here from now on. Only the manager itself has the table, and so calls this.
+    pub fn set_upcalls(&mut self, tracee: TraceeId, upcalls: Box<dyn Upcalls + Send>) {
+        if self.values.contains_key(&tracee) {
+            self.upcalls.insert(tracee, upcalls);
+        }
+    }
+
+    /// Makes an upcall into a tracee whose attributes the capability may set.
+    ///
+    /// # Errors
+    /// [`AttributeError::Revoked`], [`AttributeError::Denied`], [`AttributeError::NotRegistered`], [`AttributeError::Full`].
+    pub fn upcall(
+        &mut self,
+        by: &Capability,
+        tracee: TraceeId,
+        number: u32,
+        value: i64,
+    ) -> Result<(), AttributeError> {
+        let rights = self.rights(by)?;
+        if !rights.emit || !rights.scope.has(tracee) {
+            let object = format!("an upcall into tracee {}", tracee.0);
+            return Err(AttributeError::Denied { operation: "make", object });
+        }
+        let gone = AttributeError::NotRegistered(tracee.0);
+        let upcalls = self.upcalls.get_mut(&tracee).ok_or_else(|| gone.clone())?;
+        match upcalls.upcall(number, value) {
+            Ok(()) => Ok(()),
+            Err(NotMade::Full) => Err(AttributeError::Full("upcall")),
+            // It stays: the program may be about to open what it was given.
+            Err(NotMade::Gone) => Err(gone),
+        }
     }
 
     /// Puts an event into the queues of all who subscribed to it: for the manager itself.

@@ -9,6 +9,41 @@ use orrery_extension::{Host, Id, Notice, Refusal, Subscriber};
 use super::object::Object;
 use crate::attributes::{AttributeError, Capability, Event, Rights, Table, Topic, TraceeId};
 
+/// How long the name of a tracee's process is taken for its name, in nanoseconds, where it is not the one that is looked for: a process that
+/// joins executes its program only then.
+const NAME: u64 = 5_000_000;
+/// How many names are read for one look-up: those of the tracees that joined last.
+const NAMES: usize = 64;
+
+/// A tracee, and the name of its process as it was read last.
+struct Known {
+    name: String,
+    tracee: TraceeId,
+    pid: i64,
+    read: u64,
+}
+
+impl Known {
+    fn new(tracee: TraceeId, pid: i64) -> Self {
+        Self { name: name_of(pid), tracee, pid, read: 0 }
+    }
+
+    /// Returns whether the process has this name.
+    fn is(&mut self, name: &str) -> bool {
+        let now = crate::time::now();
+        if self.name != name && now.saturating_sub(self.read) >= NAME {
+            (self.name, self.read) = (name_of(self.pid), now);
+        }
+        self.name == name
+    }
+}
+
+/// Returns the name of a process; an empty one where it has ended.
+fn name_of(pid: i64) -> String {
+    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    comm.map(|name| name.trim_end().to_owned()).unwrap_or_default()
+}
+
 /// How many characters of a message are remembered.
 const MESSAGE: usize = 200;
 
@@ -32,8 +67,8 @@ struct State {
     names: HashMap<Id, String>,
     /// The last messages, where they are not for the manager's log.
     messages: Option<HashMap<Id, String>>,
-    /// Tracees by the names of their programs, in the order in which they joined.
-    tracees: Vec<(String, TraceeId)>,
+    /// Tracees, in the order in which they joined.
+    tracees: Vec<Known>,
 }
 
 /// What a handle of an extension stands for, and by which right: the manager's own without one.
@@ -58,7 +93,7 @@ impl Right {
         let rights = rights.ok_or(Refusal::Gone)?;
         let has = match &object {
             Object::Owner => false,
-            Object::Event { .. } => rights.emit,
+            Object::Event { .. } | Object::Upcall { .. } => rights.emit,
             Object::Source { .. } => rights.subscribe,
             Object::Attribute { .. } => true,
         };
@@ -87,9 +122,7 @@ impl TableHost {
 
     /// Learns of a tracee.
     pub(super) fn meet(&self, tracee: TraceeId, pid: i64) {
-        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-        let name = comm.map(|name| name.trim_end().to_owned()).unwrap_or_default();
-        self.state().tracees.push((name, tracee));
+        self.state().tracees.push(Known::new(tracee, pid));
     }
 
     pub(super) fn name(&self, extension: Id, name: &str) {
@@ -101,7 +134,7 @@ impl TableHost {
         let Some(tracee) = event.tracee else { return };
         match event.topic {
             Topic::Joined => self.meet(tracee, event.value),
-            Topic::Ended => self.state().tracees.retain(|(_, known)| *known != tracee),
+            Topic::Ended => self.state().tracees.retain(|known| known.tracee != tracee),
             _ => {}
         }
     }
@@ -110,8 +143,8 @@ impl TableHost {
     pub(super) fn subscribers(&self, event: &Event, table: &Table) -> Vec<Subscriber> {
         let mut state = self.state();
         let State { subscriptions, tracees, .. } = &mut *state;
-        let about =
-            |of: &str| tracees.iter().any(|(name, tracee)| name == of && Some(*tracee) == event.tracee);
+        let mut about =
+            |of: &str| tracees.iter_mut().any(|known| Some(known.tracee) == event.tracee && known.is(of));
         let mut found = Vec::new();
         for subscription in subscriptions.iter_mut().filter(|it| it.topic == event.topic) {
             let readable = subscription.by.as_ref().is_none_or(|by| {
@@ -127,7 +160,7 @@ impl TableHost {
                 }
                 subscription.due = event.time.saturating_add(subscription.period);
             }
-            if subscription.of.as_deref().is_none_or(about) {
+            if subscription.of.as_deref().is_none_or(&mut about) {
                 found.push(subscription.subscriber);
             }
         }
@@ -148,7 +181,7 @@ impl TableHost {
 impl State {
     /// Returns the tracee of this name that joined last, of those that the right is about: others' programs of the same name
     /// change nothing.
-    fn tracee(&self, name: &str, by: Option<&Capability>) -> Result<TraceeId, Refusal> {
+    fn tracee(&mut self, name: &str, by: Option<&Capability>) -> Result<TraceeId, Refusal> {
         let rights = match by {
             Some(by) => {
                 let table = self.table.as_ref().ok_or(Refusal::Gone)?;
@@ -157,8 +190,14 @@ impl State {
             None => Rights::ALL,
         };
         let about = |tracee: TraceeId| rights.readable.has(tracee) || rights.scope.has(tracee);
-        let found = self.tracees.iter().rev().find(|(known, tracee)| known == name && about(*tracee));
-        found.map(|(_, tracee)| *tracee).ok_or(Refusal::Gone)
+        let mut left = NAMES;
+        let mut known = self.tracees.iter_mut().rev().filter(|known| about(known.tracee));
+        let found = known.find_map(|known| {
+            left = left.saturating_sub(1);
+            let is = if left == 0 { known.name == name } else { known.is(name) };
+            is.then_some(known.tracee)
+        });
+        found.ok_or(Refusal::Gone)
     }
 
     /// Has the table and the right to it: `by`, or the manager's own.
@@ -180,7 +219,9 @@ fn refusal(error: &AttributeError) -> Refusal {
         AttributeError::Denied { .. } => Refusal::Denied,
         AttributeError::Range { .. } => Refusal::Range,
         AttributeError::Sum { .. } | AttributeError::Refused { .. } => Refusal::Guard,
-        AttributeError::Revoked | AttributeError::UnknownTracee(_) => Refusal::Gone,
+        AttributeError::Revoked | AttributeError::UnknownTracee(_) | AttributeError::NotRegistered(_) => {
+            Refusal::Gone
+        }
         AttributeError::Full(_) => Refusal::Limit,
         _ => Refusal::Invalid,
     }
@@ -228,11 +269,15 @@ impl Host for TableHost {
             }
             Object::Event { of } => {
                 let tracee = of.as_deref().map(|of| state.tracee(of, by)).transpose()?;
-                let (number, value) = message.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
-                let value = value.try_into().map_err(|_| Refusal::Invalid)?;
-                let (number, value) = (u32::from_le_bytes(*number), i64::from_le_bytes(value));
+                let (number, value) = number_and_value(message)?;
                 let (table, capability) = state.table(by)?;
                 table.emit(capability, tracee, number, value).map_err(|error| refusal(&error))
+            }
+            Object::Upcall { of } => {
+                let (number, value) = number_and_value(message)?;
+                let tracee = state.tracee(of, by)?;
+                let (table, capability) = state.table(by)?;
+                table.upcall(capability, tracee, number, value).map_err(|error| refusal(&error))
             }
             _ => Err(Refusal::Invalid),
         }
@@ -271,6 +316,13 @@ impl TableHost {
         let name = state.names.get(&extension).map_or("", String::as_str);
         eprintln!("orrery-manager: extension {name:?}: {text}");
     }
+}
+
+/// Reads what is emitted: 4 bytes of number, 8 of value.
+fn number_and_value(message: &[u8]) -> Result<(u32, i64), Refusal> {
+    let (number, value) = message.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
+    let value = value.try_into().map_err(|_| Refusal::Invalid)?;
+    Ok((u32::from_le_bytes(*number), i64::from_le_bytes(value)))
 }
 
 fn printable(message: &[u8]) -> String {

@@ -25,6 +25,8 @@ pub(crate) enum Object {
     Attribute { class: String, of: String },
     /// Events, of a tracee or all.
     Source { topic: Topic, of: Option<String> },
+    /// The function that a tracee registered for upcalls.
+    Upcall { of: String },
     /// Where events are emitted.
     Event { of: Option<String> },
     /// The manager's log.
@@ -38,6 +40,7 @@ impl Object {
         let (object, possible) = match (request.to.as_str(), topic, &request.of) {
             (_, Some((_, topic)), of) => (Self::Source { topic: *topic, of: of.clone() }, Rights::SUBSCRIBE),
             ("event", _, of) => (Self::Event { of: of.clone() }, Rights::EMIT),
+            ("upcall", _, Some(of)) => (Self::Upcall { of: of.clone() }, Rights::EMIT),
             ("owner", _, None) => (Self::Owner, Rights::EMIT),
             (class, _, Some(of)) if classes.named(class).is_ok() => {
                 let object = Self::Attribute { class: class.to_owned(), of: of.clone() };
@@ -66,6 +69,9 @@ mod tests {
         assert!(of("timer", None, Rights::SUBSCRIBE).is_ok());
         assert_eq!(of("timer", None, Rights::SUBSCRIBE | Rights::SET), Err(Refusal::Denied));
         assert_eq!(of("owner", Some("a"), Rights::EMIT), Err(Refusal::Invalid));
+        assert_eq!(of("upcall", Some("a"), Rights::EMIT), Ok(Object::Upcall { of: "a".to_owned() }));
+        assert_eq!(of("upcall", Some("a"), Rights::EMIT | Rights::SET), Err(Refusal::Denied));
+        assert_eq!(of("upcall", None, Rights::EMIT), Err(Refusal::Invalid));
         assert_eq!(of("event", Some("a"), Rights::EMIT), Ok(Object::Event { of: Some("a".to_owned()) }));
     }
 }

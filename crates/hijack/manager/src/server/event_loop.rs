@@ -19,6 +19,7 @@ use super::requests::{Outcome, handle};
 use super::settings::{Handler, Listener, ServeError, Settings, listen};
 use super::sources::{Ticker, Ticks, pressure};
 use super::state::State;
+use super::upcalls;
 use crate::attributes::{Capability, Rights, Topic, TraceeId};
 use crate::protocol::{Reply, Request};
 
@@ -484,6 +485,12 @@ impl Server {
                     return false;
                 }
             };
+            if bytes == orrery_upcall::wire::REGISTER {
+                if !upcalls::register(&mut self.state, connection) {
+                    return false;
+                }
+                continue;
+            }
             let outcome = match postcard::from_bytes::<Request>(&bytes) {
                 Ok(Request::Revoke { number: other }) => self.revoke(number, other).into(),
                 Ok(Request::Load { manifest }) => match self.begin_to_load(number, manifest, fds) {

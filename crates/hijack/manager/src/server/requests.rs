@@ -223,7 +223,7 @@ fn join(
 }
 
 /// The process of a pidfd, as `/proc/self/fdinfo` has it (pidfd_open(2)); `None` where it has ended.
-fn process_of(pidfd: &OwnedFd) -> Option<i32> {
+pub(super) fn process_of(pidfd: &OwnedFd) -> Option<i32> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     (pid > 0).then_some(pid)

@@ -4,11 +4,13 @@ use crate::nr;
 use core::arch::asm;
 
 pub(crate) const EPERM: i64 = 1;
+pub(crate) const ENOENT: i64 = 2;
 pub(crate) const EINTR: i64 = 4;
 pub(crate) const EAGAIN: i64 = 11;
 pub(crate) const ENOMEM: i64 = 12;
 pub(crate) const EACCES: i64 = 13;
 pub(crate) const EFAULT: i64 = 14;
+pub(crate) const EBUSY: i64 = 16;
 pub(crate) const EINVAL: i64 = 22;
 pub(crate) const ERANGE: i64 = 34;
 pub(crate) const ENAMETOOLONG: i64 = 36;

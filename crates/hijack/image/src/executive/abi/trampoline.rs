@@ -38,6 +38,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_vfork(slot: *const Slot, call: *const [u64; 7], stack: u64) -> !;
     /// `sigaltstack`, with a stack pointer that is on no stack. Signals must be blocked.
     pub(crate) fn orrery_set_alternate_stack(new: u64) -> i64;
+    /// Calls a function of the program with these arguments, on a stack that ends at `top`.
+    pub(crate) fn orrery_call_on_stack(function: u64, number: i64, value: i64, user: u64, top: u64);
     /// Returns a call with `int $0x80`.
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The trampolines: eight bytes each, `syscall` and a jump through [`RETURN_ADDRESSES`].

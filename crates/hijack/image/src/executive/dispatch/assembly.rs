@@ -28,6 +28,7 @@ global_asm!(
     include_str!("assembly/counted_calls.s"),
     include_str!("assembly/stub_calls.s"),
     include_str!("assembly/handler_thunks.s"),
+    include_str!("assembly/upcalls.s"),
     include_str!("assembly/end.s"),
     trampolines = const TRAMPOLINES,
     return_addresses = sym RETURN_ADDRESSES,

@@ -7,8 +7,8 @@ use crate::executive::abi::syscall::{EINVAL, call, failed};
 use crate::executive::abi::trampoline::orrery_perform;
 use crate::executive::abi::{thread_counters, tsc};
 use crate::executive::process::{clone, exec, mm, program_filters, users};
-use crate::executive::signals::{held_sigsys, sigaction, sigmask};
-use crate::nr;
+use crate::executive::signals::{held_sigsys, sigaction, sigmask, upcalls};
+use crate::{nr, upcall};
 
 const PTRACE_TRACEME: u64 = 0;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -52,6 +52,10 @@ fn perform_with_frame(context: &mut Context, number: u64, arguments: [u64; 6]) -
         nr::sigaltstack => sigmask::sigaltstack(context),
         nr::fork | nr::vfork | nr::clone | nr::clone3 => clone::clone_process(context, number),
         nr::execve | nr::execveat => exec::execute(context, number, arguments),
+        nr::prctl if arguments[0] == upcall::OPTION => {
+            let stack = context.registers.rsp;
+            upcalls::control(arguments, stack, Some(&mut context.mask))
+        }
         nr::exit_group => {
             thread_counters::release();
             // SAFETY: what the program asked for.
@@ -73,6 +77,7 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut
         nr::rt_sigpending => sigmask::rt_sigpending(arguments, stack),
         nr::exit => {
             held_sigsys::forget_this_thread();
+            upcalls::thread_ends();
             // SAFETY: what the program asked for.
             unsafe { call(number, arguments) }
         }
@@ -94,6 +99,13 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut
         | nr::shmdt
         | nr::brk => mm::change(number, arguments, stack),
         nr::ptrace if arguments[0] == PTRACE_TRACEME => clone::traceme(arguments),
+        nr::rt_sigtimedwait | nr::signalfd | nr::signalfd4 => {
+            upcalls::wait_without(number, arguments, stack, |arguments| {
+                // SAFETY: what the program asked for, with a copy of its set that lives until the call returns.
+                unsafe { orrery_perform(number, &raw const arguments, progress) }
+            })
+        }
+        nr::prctl if arguments[0] == upcall::OPTION => upcalls::control(arguments, stack, None),
         // There is one dispatch for a thread, and it is taken.
         nr::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         nr::prctl | nr::seccomp => {

@@ -15,7 +15,7 @@ use crate::executive::abi::syscall::{EAGAIN, SET_BYTES, SIGSYS, address, call, f
 use crate::executive::abi::{thread_counters, tsc};
 use crate::executive::memory::{code_ranges, saved_code};
 use crate::executive::process::{auxv, clone, users};
-use crate::executive::signals::{held_sigsys, sigaction, sigmask};
+use crate::executive::signals::{held_sigsys, sigaction, sigmask, upcalls};
 use crate::nr;
 
 const PROT_READ: u64 = 1;
@@ -118,6 +118,7 @@ fn end(further: bool) -> i64 {
             ORRERY_CONFIG.arming_forbidden.store(0, Relaxed);
             return -EAGAIN;
         }
+        upcalls::leave();
         sigaction::abandon();
         users::leave();
     }

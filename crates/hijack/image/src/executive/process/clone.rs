@@ -23,7 +23,7 @@ use crate::executive::memory::code_ranges;
 use crate::executive::process::{program_filters, unfollowed, users};
 use crate::executive::services;
 use crate::executive::services::call::unusable;
-use crate::executive::signals::{held_sigsys, sigaction};
+use crate::executive::signals::{held_sigsys, sigaction, upcalls};
 use crate::nr;
 use crate::shared_page::Unfollowed;
 
@@ -203,6 +203,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &C
         services::in_forked_child(request.flags);
         thread_counters::reset_in_child();
         held_sigsys::begin_in_child(sigsys_blocked);
+        upcalls::in_forked_child();
         begin_child();
         users::in_forked_child(request.flags);
         if request.stack != 0 {

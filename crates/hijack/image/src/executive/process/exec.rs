@@ -16,7 +16,7 @@ use crate::executive::abi::thread_counters;
 use crate::executive::abi::tsc::ticks;
 use crate::executive::process::{program_filters, unfollowed};
 use crate::executive::services;
-use crate::executive::signals::held_sigsys;
+use crate::executive::signals::{held_sigsys, upcalls};
 use crate::nr;
 use crate::request_slots::{EXEC, EXEC_FAILED, YES};
 use crate::shared_page::Unfollowed;
@@ -61,8 +61,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
         let mask = block_signals();
         let answer = request_tracing(context.mask | if held_sigsys::is_blocked() { SIGSYS_BIT } else { 0 });
         if answer == Some(YES) {
-            // SAFETY: what the program asked for.
-            let result = unsafe { call(number, arguments) };
+            let result = perform(number, arguments);
             cancel_tracing();
             set_mask(mask);
             return result;
@@ -77,10 +76,20 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
     if let Some(counter) = counter {
         counter.fetch_add(1, Relaxed);
     }
-    // SAFETY: what the program asked for; its pointers are the kernel's to check.
-    let result = unsafe { call(number, arguments) };
+    let result = perform(number, arguments);
     if let Some(counter) = counter {
         counter.fetch_sub(1, Relaxed);
+    }
+    result
+}
+
+/// Has the kernel perform the call, which returns only where it fails.
+fn perform(number: u64, arguments: [u64; 6]) -> i64 {
+    let suspended = upcalls::before_exec();
+    // SAFETY: what the program asked for; its pointers are the kernel's to check.
+    let result = unsafe { call(number, arguments) };
+    if suspended {
+        upcalls::after_failed_exec();
     }
     result
 }

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::syscall::{SET_BYTES, SIGSYS, failed};
 use crate::executive::abi::user_memory;
+use crate::executive::signals::upcalls;
 use crate::nr;
 
 const PR_SET_SECCOMP: u64 = 22;
@@ -47,6 +48,7 @@ pub(crate) fn install(number: u64, arguments: [u64; 6], perform: impl FnOnce() -
             ORRERY_CONFIG.arming_forbidden.store(1, Relaxed);
         }
         ORRERY_CONFIG.filtered.store(1, Relaxed);
+        upcalls::after_filter();
     }
     result
 }

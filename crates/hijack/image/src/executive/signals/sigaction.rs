@@ -14,7 +14,7 @@ use crate::executive::abi::user_memory;
 use crate::executive::abi::vfork_slots;
 use crate::executive::policy::journal_writer::write_signal;
 use crate::executive::services::call::unusable;
-use crate::executive::signals::handlers;
+use crate::executive::signals::{handlers, upcalls};
 use crate::nr;
 use crate::request_slots::EXEC_FAILED;
 
@@ -145,9 +145,12 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     if signal & 0xffff_ffff == SIGSYS {
         return remember((new != 0).then_some(action), old);
     }
+    if upcalls::hides(signal & 0xffff_ffff) {
+        return -EINVAL;
+    }
     if new != 0 {
         handlers::wrap(&mut action);
-        action[3] &= !SIGSYS_BIT;
+        action[3] = upcalls::blocked(action[3]) & !SIGSYS_BIT;
         arguments[1] = address(&action);
     }
     let mut before = [0_u64; 4];

@@ -3,7 +3,7 @@
 //! The kernel ends a thread whose dispatched call finds SIGSYS blocked. So it never is, and who has blocked it is remembered by
 //! `held_sigsys`.
 
-use super::{held_sigsys, sigaction};
+use super::{held_sigsys, sigaction, upcalls};
 use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::executive::abi::signal_frame::{AlternateStack, Context, Progress};
 use crate::executive::abi::state::ORRERY_CONFIG;
@@ -15,6 +15,7 @@ use crate::executive::abi::user_memory;
 use crate::executive::memory::{code_ranges, saved_code};
 use crate::executive::signals::handlers;
 use crate::nr;
+use crate::upcall::SIGNAL;
 use core::sync::atomic::Ordering::Relaxed;
 
 const SIG_BLOCK: u64 = 0;
@@ -59,7 +60,7 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
             None => return -EINVAL,
         }
     }
-    context.mask = after & !SIGSYS_BIT;
+    context.mask = upcalls::blocked(after) & !SIGSYS_BIT;
     if (before ^ after) & SIGSYS_BIT != 0 {
         held_sigsys::set_blocked(after & SIGSYS_BIT != 0);
     }
@@ -91,7 +92,7 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64, progress: 
         // SAFETY: any eight bytes are a valid word.
         match unsafe { user_memory::read_beside::<u64>(stack, set) } {
             Ok(found) => {
-                mask = found & !SIGSYS_BIT;
+                mask = upcalls::changing(how & 0xffff_ffff, found) & !SIGSYS_BIT;
                 after = changed(before, how & 0xffff_ffff, found).map_or(before, |mask| mask & SIGSYS_BIT);
             }
             Err(error) => return error,
@@ -105,7 +106,7 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64, progress: 
     let mut result = unsafe { call(nr::rt_sigprocmask, arguments) };
     core::hint::black_box(&mask);
     if before != 0 && old != 0 && !failed(result) {
-        result = add_sigsys(old, stack);
+        result = change(old, stack, |set| set | SIGSYS_BIT);
     }
     if before & !after != 0 {
         held_sigsys::set_blocked(false);
@@ -116,14 +117,16 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64, progress: 
     result
 }
 
-/// Adds SIGSYS to a set that the kernel has written for the program.
-fn add_sigsys(set: u64, stack: u64) -> i64 {
+/// Changes a set that the kernel has written for the program, where it is to be another.
+fn change(set: u64, stack: u64, to: impl FnOnce(u64) -> u64) -> i64 {
     // SAFETY: any eight bytes are a valid word; the program asked for a set there.
-    let added = unsafe {
-        user_memory::read_beside::<u64>(stack, set)
-            .and_then(|found| user_memory::write_beside(stack, set, found | SIGSYS_BIT))
+    let changed = unsafe {
+        user_memory::read_beside::<u64>(stack, set).and_then(|found| match to(found) {
+            same if same == found => Ok(()),
+            other => user_memory::write_beside(stack, set, other),
+        })
     };
-    added.err().unwrap_or(0)
+    changed.err().unwrap_or(0)
 }
 
 /// `rt_sigpending`.
@@ -132,13 +135,17 @@ pub(crate) fn rt_sigpending(arguments: [u64; 6], stack: u64) -> i64 {
     let [set, size, ..] = arguments;
     // SAFETY: what the program asked for.
     let result = unsafe { call(nr::rt_sigpending, arguments) };
-    if failed(result) || size != SET_BYTES || !held_sigsys::is_pending() {
+    if failed(result) || size != SET_BYTES {
         return result;
     }
-    add_sigsys(set, stack)
+    let sigsys = if held_sigsys::is_pending() { SIGSYS_BIT } else { 0 };
+    if sigsys == 0 && !upcalls::hides(SIGNAL) {
+        return result;
+    }
+    change(set, stack, |found| upcalls::awaited(found) | sigsys)
 }
 
-/// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.
+/// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS, or the signal of upcalls.
 #[inline(never)]
 pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
     /// A pointer to a mask and its size, as some calls take them.
@@ -188,8 +195,9 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
             && let Ok(found) = unsafe { user_memory::read_beside::<u64>(stack, place) }
         {
             sigsys_blocked = Some(found & SIGSYS_BIT != 0);
-            if found & SIGSYS_BIT != 0 {
-                mask = found & !SIGSYS_BIT;
+            let kept = upcalls::blocked(found) & !SIGSYS_BIT;
+            if kept != found {
+                mask = kept;
                 if indirect {
                     copy.mask = address(&mask);
                     arguments[index] = address(&copy);
@@ -334,9 +342,11 @@ pub(crate) fn rt_sigreturn(context: &Context) -> ! {
         core::ptr::with_exposed_provenance_mut::<u64>(frame as usize + core::mem::offset_of!(Context, mask));
     // SAFETY: the frame is there, or the access faults as that of the kernel would.
     unsafe {
-        let sigsys_blocked = mask.read_unaligned() & SIGSYS_BIT != 0;
-        if sigsys_blocked {
-            mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
+        let found = mask.read_unaligned();
+        let sigsys_blocked = found & SIGSYS_BIT != 0;
+        let kept = upcalls::blocked(found) & !SIGSYS_BIT;
+        if kept != found {
+            mask.write_unaligned(kept);
         }
         held_sigsys::set_blocked(sigsys_blocked);
         if !sigsys_blocked {

@@ -263,3 +263,59 @@ proptest! {
         }
     }
 }
+
+/// Counts upcalls, up to a bound, until it is gone.
+struct Counted {
+    made: std::sync::Arc<std::sync::Mutex<Vec<(u32, i64)>>>,
+    is_gone: bool,
+}
+
+impl super::Upcalls for Counted {
+    fn upcall(&mut self, number: u32, value: i64) -> Result<(), super::NotMade> {
+        let mut made = self.made.lock().unwrap();
+        if self.is_gone {
+            return Err(super::NotMade::Gone);
+        }
+        if made.len() >= 2 {
+            return Err(super::NotMade::Full);
+        }
+        made.push((number, value));
+        Ok(())
+    }
+}
+
+#[test]
+fn upcalls_require_the_right_to_the_tracee() {
+    let mut table = Table::new(Classes::own().unwrap());
+    let [one, other] = [(); 2].map(|()| table.add_tracee().unwrap());
+    let all = table.grant(Rights::ALL).unwrap();
+    let mut by = |rights: Rights| table.derive(&all, rights).unwrap();
+    let own = by(Rights { scope: Scope::One(one), ..Rights::ALL });
+    let reader = by(Rights { scope: Scope::None, ..Rights::ALL });
+    let silent = by(Rights { emit: false, ..Rights::ALL });
+    let registered = |table: &mut Table, tracee, is_gone| {
+        let made = std::sync::Arc::default();
+        table.set_upcalls(tracee, Box::new(Counted { made: std::sync::Arc::clone(&made), is_gone }));
+        made
+    };
+    assert_eq!(table.upcall(&all, one, 1, 2), Err(AttributeError::NotRegistered(one.0)));
+    let made = registered(&mut table, one, false);
+    let others = registered(&mut table, other, false);
+    for (capability, tracee) in [(&own, other), (&reader, one), (&silent, one)] {
+        let result = table.upcall(capability, tracee, 1, 2);
+        assert!(matches!(result, Err(AttributeError::Denied { operation: "make", .. })), "{result:?}");
+    }
+    assert_eq!((table.upcall(&own, one, 1, -2), table.upcall(&all, one, 3, 4)), (Ok(()), Ok(())));
+    assert_eq!(table.upcall(&own, one, 5, 6), Err(AttributeError::Full("upcall")));
+    assert_eq!((&*made.lock().unwrap(), others.lock().unwrap().len()), (&vec![(1, -2), (3, 4)], 0));
+    // Where nothing is registered, or the tracee has ended.
+    let _ = registered(&mut table, one, true);
+    for _ in 0..2 {
+        assert_eq!(table.upcall(&own, one, 1, 2), Err(AttributeError::NotRegistered(one.0)));
+    }
+    table.remove_tracee(other);
+    let _ = registered(&mut table, other, false);
+    assert_eq!(table.upcall(&all, other, 1, 2), Err(AttributeError::NotRegistered(other.0)));
+    table.revoke(&all);
+    assert_eq!(table.upcall(&own, one, 1, 2), Err(AttributeError::Revoked));
+}
