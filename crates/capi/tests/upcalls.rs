@@ -247,7 +247,7 @@ impl Program {
     }
 
     /// Expects that all checks of the program hold.
-    fn is_done(mut self) {
+    fn expect_done(mut self) {
         self.says("done");
         assert_eq!(self.ends().code(), Some(0));
     }
@@ -261,7 +261,7 @@ fn upcalls_come_in_order_on_a_stack_of_their_own() {
     scene.send(0..20);
     program.says("ready");
     scene.send(20..40);
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn the_signal_is_hidden_from_the_program() {
     scene.send_while(|| program.says("blocked"));
     scene.send(0..10);
     program.write();
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn calls_go_on_or_fail_as_signal_7_lists() {
     eventually("it reads", asleep);
     program.write();
     program.says("polls");
-    scene.send_while(|| program.is_done());
+    scene.send_while(|| program.expect_done());
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn functions_leave_for_good_and_more_upcalls_come() {
     scene.send(0..20);
     program.says("ready");
     scene.send(0..20);
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn handlers_on_an_alternate_stack_are_not_overwritten() {
         program.says("ready");
         scene.send(number..number + 1);
     }
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn a_function_may_end_its_own_registration() {
         program.says("ready");
         scene.send(number..number + 1);
     }
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn children_have_no_function_registered() {
     let Some(scene) = Scene::new(true) else { return };
     let program = scene.start(&["children"]);
     program.says("ready");
-    scene.send_while(|| program.is_done());
+    scene.send_while(|| program.expect_done());
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn the_thread_that_registered_is_the_one_that_is_called() {
     program.write();
     program.says("ready");
     scene.send(0..10);
-    program.is_done();
+    program.expect_done();
 }
 
 /// Each round ends the program if a signal that was meant for the one before comes.
@@ -362,7 +362,7 @@ fn a_program_that_is_executed_gets_nothing_that_was_meant_for_the_former_one() {
         for _ in 0..4 {
             program.says("ready");
         }
-        program.is_done();
+        program.expect_done();
     });
 }
 
@@ -404,7 +404,7 @@ fn signals_that_others_send_call_nothing() {
     }
     program.write();
     assert_eq!(program.line(), "3 0");
-    program.is_done();
+    program.expect_done();
 }
 
 /// The program goes on computing, and what it cannot take is counted.
@@ -426,14 +426,14 @@ fn a_flood_is_bounded_and_counted() {
         panic!("{counts}")
     };
     assert!(calls > 0 && dropped > 0, "{counts}");
-    program.is_done();
+    program.expect_done();
     let mut program = scene.start(&["computes"]);
     program.says("ready");
     scene.send_while(|| std::thread::sleep(Duration::from_millis(500)));
     program.write();
     let counts = program.line();
     assert!(counts.split(' ').next().unwrap().parse::<u64>().unwrap() > 10, "{counts}");
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn a_filter_of_the_program_ends_the_registration() {
     scene.send(0..1);
     eventually("the extension learns that it is gone", || scene.code() == -4);
     program.write();
-    program.is_done();
+    program.expect_done();
 }
 
 #[test]
@@ -517,7 +517,7 @@ fn extensions_without_rights_reach_no_program() {
     eventually("it is called", || scene.client_code_of(program.pid()) == 0);
     program.write();
     assert_eq!(program.line(), "3 0");
-    program.is_done();
+    program.expect_done();
 }
 
 impl Scene {
@@ -547,7 +547,7 @@ fn a_program_survives_its_manager_and_registers_with_the_next() {
     scene.manager = Scene::manager(&scene.orrery, scene.directory.path(), true);
     program.write();
     program.says("ready");
-    scene.send_while(|| program.is_done());
+    scene.send_while(|| program.expect_done());
 }
 
 /// `examples/upcall`, as its comment says.

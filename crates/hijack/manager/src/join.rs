@@ -317,6 +317,7 @@ mod tests {
         child.wait().unwrap();
         let (connection, _manager) = std::os::unix::net::UnixStream::pair().unwrap();
         let joining = Joining { socket: None, name: "true".into(), values: Values::default(), journal: None };
-        keep(&joining, i32::try_from(child.id()).unwrap(), 0, Client::from_fd(connection.into())).unwrap();
+        keep(&joining, i32::try_from(child.id()).unwrap(), 0, Client::from_fd(connection.into()), Vec::new())
+            .unwrap();
     }
 }
