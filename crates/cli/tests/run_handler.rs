@@ -512,7 +512,7 @@ fn the_command_has_no_compiler_in_it() {
     assert!(symbols(&built("orrery-manager")) > 0);
 }
 
-/// A call leaves the flags as they are, whatever is asked about it: by a handler alone, or by rules.
+/// A call leaves the flags as they are, whether a handler alone is asked about it or rules are.
 #[test]
 fn flags_are_what_they_were_behind_a_call_that_is_decided() {
     if facility::is_missing() {

@@ -209,7 +209,7 @@ impl CgroupFilter {
 
 impl Drop for CgroupFilter {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `attach`, which nobody else has: references to it end with the borrow of this.
+        // SAFETY: the mapping of `attach`, which has no other owner: references to it end with the borrow of this.
         let _unmapped = unsafe { munmap(self.words.as_ptr().cast(), PAGE) };
     }
 }
@@ -220,7 +220,7 @@ fn bpf<T>(operation: &'static str, command: u32, attributes: &T) -> Result<Owned
     let fd = unsafe { syscall!(Sysno::bpf, command, core::ptr::from_ref(attributes), size_of::<T>()) }
         .map_err(|e| Error::raw(operation, 0, e))?;
     let fd = i32::try_from(fd).map_err(|_| Error::new(operation, 0, rustix::io::Errno::BADF))?;
-    // SAFETY: a new descriptor, which nobody else knows; the kernel opens it with close-on-exec.
+    // SAFETY: a new descriptor, which has no other owner; the kernel opens it with close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -299,7 +299,7 @@ for line in sys.stdin:
         assert!((350..=650).contains(&got), "{got} of 1000");
         assert_eq!(all.dropped(), 1000 - got);
         all.set(0);
-        // Whoever made the socket counts, not who has it.
+        // The user counts that made the socket, not the one that has it.
         others.set(u32::MAX);
         assert_eq!((delivered(), others.dropped()), (1000, 0));
         roots.set(u32::MAX);

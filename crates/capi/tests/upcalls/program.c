@@ -49,7 +49,7 @@ static void begin(orrery_upcall_function function) {
     ready();
 }
 
-/* Sleeps a little, whatever interrupts. */
+/* Sleeps a little, also when a signal interrupts. */
 static void nap(void) {
     struct timespec time = {0, 1000 * 1000};
     nanosleep(&time, NULL);

@@ -2,7 +2,7 @@
 //!
 //! A program registers a function (`orrery-upcall`, `orrery/hijack.h`). A manager puts a number and a value into the *queue*, and sends
 //! [`SIGNAL`] to the process; the executive's handler takes them out and calls the function. The queue is memory that the program has
-//! for reading only, so what the function is called with comes from the manager, whoever sent the signal.
+//! for reading only, so what the function is called with comes from the manager, even if another process sent the signal.
 //!
 //! ```text
 //!  manager                              executive, in the program

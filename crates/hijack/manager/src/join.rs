@@ -3,7 +3,7 @@
 //! A keeper is a process of the tracee's user that holds the connection with which the tracee joined. Should the manager end, or be
 //! killed at any step, the keeper takes back what the manager may have left (real-time priority, nice values), reports that the
 //! tracee goes on without its reservation, and has it join again as soon as a manager listens. Extensions that were loaded for the tracee
-//! are with the keeper, in memory that nobody can change: it loads them again, with the rights that the new manager gives.
+//! are with the keeper, in sealed memory: it loads them again, with the rights that the new manager gives.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};

@@ -231,7 +231,7 @@ fn ask_manager(path: &Path) -> Result<[OwnedFd; 2], UpcallError> {
 fn pages(process: i32) -> io::Result<usize> {
     let process = process.unsigned_abs() as usize;
     if PAGES_OF.load(Relaxed) != process {
-        // SAFETY: the kernel chooses a place that nobody uses.
+        // SAFETY: the kernel chooses a free address.
         let at = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),

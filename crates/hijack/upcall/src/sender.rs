@@ -123,7 +123,7 @@ mod tests {
     fn the_program_can_neither_write_to_the_queue_nor_cut_it_off() {
         let (_sender, [queue, state]) = sender();
         let map = |fd: &OwnedFd, access| {
-            // SAFETY: the kernel chooses a place that nobody uses.
+            // SAFETY: the kernel chooses a free address.
             unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, fd, 0) }
         };
         assert!(map(&queue, ProtFlags::READ).is_ok());

@@ -24,7 +24,7 @@ impl<T> Shared<T> {
         const { assert!(size_of::<T>() <= PAGE) };
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, PAGE as u64)?;
-        // SAFETY: the kernel chooses a place that nobody uses.
+        // SAFETY: the kernel chooses a free address.
         let at = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             mmap(std::ptr::null_mut(), PAGE, access, MapFlags::SHARED, fd.as_fd(), 0)?

@@ -23,7 +23,7 @@ impl Stack {
         let length = length.next_multiple_of(PAGE);
         let whole = PAGE + ALTERNATE + PAGE + length;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::STACK;
-        // SAFETY: the kernel chooses a place that nobody uses; what becomes accessible of it is this value's own.
+        // SAFETY: the kernel chooses a free address; what becomes accessible of it is this value's own.
         unsafe {
             let start = mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags)?;
             let own = Self { start: start.expose_provenance(), length: whole };

@@ -138,7 +138,7 @@ impl Processes {
         self.found.iter().find(|found| found.facts.pid == pid).map(|found| found.command_line.clone())
     }
 
-    /// Returns the server of a kind that listens at a socket, whoever made the socket.
+    /// Returns the server of a kind that listens at a socket, also at one that the init process made.
     pub(super) fn server_at(&self, kind: Kind, socket: &Path) -> Option<u32> {
         let listens = |found: &&Found| {
             found.role == Role::Server(kind)

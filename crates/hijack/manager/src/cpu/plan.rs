@@ -26,7 +26,7 @@ pub(crate) struct Need {
     pub(crate) order: u32,
 }
 
-/// Returns who comes first of those below their targets: the highest order, and where nobody decided one, the earliest deadline. One is
+/// Returns who comes first of those below their targets: the highest order, and without one the earliest deadline. One is
 /// first at most: should that one sleep, the others go in the order in which they came, which is all that two levels of priority can do.
 #[must_use]
 pub(crate) fn first(needs: impl Iterator<Item = Need>) -> Option<usize> {

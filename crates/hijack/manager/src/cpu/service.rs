@@ -243,7 +243,7 @@ impl CpuService {
     }
 
     /// Does what is to be done each tick. Every clock is read if somebody reads attributes while the manager ticks (`is_read`), else
-    /// only those that decide something: whoever has had its target stays above it until its period ends.
+    /// only those that decide something: a tracee that has had its target stays above it until its period ends.
     pub(crate) fn tick(&mut self, now: u64, table: &mut Table, is_read: bool) {
         self.ticks += 1;
         let scan = self.ticks.is_multiple_of(SCAN);

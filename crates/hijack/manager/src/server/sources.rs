@@ -15,7 +15,7 @@ use crate::time::now;
 #[derive(Debug)]
 pub(super) struct Ticks {
     length: u64,
-    /// When the next one is due, in nanoseconds; `None` while nobody needs them.
+    /// When the next one is due, in nanoseconds; `None` while they are not needed.
     next: Option<u64>,
 }
 

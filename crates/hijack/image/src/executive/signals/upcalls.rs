@@ -326,7 +326,7 @@ pub(crate) fn after_failed_exec() {
     }
 }
 
-/// Handles the signal, on whatever stack the thread is or has for signals.
+/// Handles the signal, on the stack that the thread is on or has for signals.
 extern "C" fn on_signal(_: i32, _: *mut Info, context: *mut Context) {
     let thread = THREAD.load(Acquire);
     // A child that shares the memory has the handler, too.
