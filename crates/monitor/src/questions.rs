@@ -299,6 +299,7 @@ mod tests {
             "{\"id\":ID,\"answer\":\"deny\"}\n",
             "{\"id\":ID,\"answer\":\"always\"}\n",
             "{\"id\":ID,\"answer\":\"never\"}\n",
+            "{\"id\":ID,\"answer\":\"once\"}\n",
         ]);
         let ask = |event: &Event<'_>| questions.allow(CALL, event, || true);
         assert!(ask(&file(Rights::READ)));
@@ -306,14 +307,18 @@ mod tests {
         assert!(ask(&file(Rights::READ)), "always");
         assert!(ask(&file(Rights::READ)), "without a question");
         assert!(!ask(&file(Rights::READ | Rights::WRITE)), "more is another question: never");
+        assert!(!ask(&file(Rights::WRITE)), "without a question");
         assert!(!ask(&Event::Call { reason: "it leads around" }), "never asked");
+        assert!(ask(&file(Rights::CREATE)), "the next question");
         let asked = answerer.join().unwrap();
         let missing: Vec<_> = asked.iter().map(|question| question["missing"].to_string()).collect();
-        assert_eq!(missing, ["[\"read\"]", "[\"read\"]", "[\"read\"]", "[\"read\",\"write\"]"]);
+        assert_eq!(
+            missing,
+            ["[\"read\"]", "[\"read\"]", "[\"read\"]", "[\"read\",\"write\"]", "[\"create\"]"]
+        );
         assert!(asked.iter().all(|question| question["path"] == "/secret" && question["call"] == "openat"));
         // It has closed its connection.
-        assert!(!ask(&file(Rights::EXECUTE)));
-        assert!(!ask(&file(Rights::WRITE)), "as it was said");
+        assert!(!ask(&file(Rights::CREATE)));
     }
 
     #[test]
