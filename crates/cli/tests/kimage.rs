@@ -12,7 +12,7 @@ use orrery_orthros_host::{Initramfs, KernelFiles, Machine, MachineConfig, comman
 use serde_json::{Value, json};
 
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(600);
 
 /// Prints what the guest says about its processes, waits for a file to be asked for, and crashes.
 const INIT: &str = r#"#!/bin/busybox sh
@@ -47,8 +47,10 @@ for p in /proc/[0-9]*; do
     awk -v p=${p#/proc/} '/^[0-9a-f]+-/ {r=$1" "$2" "$3; n=$6} /^Rss/ {s=$2} /^Anonymous/ {print "M", p, r, s, $2, n}' $p/smaps
 done
 [ -e /crash.initramfs ] && /load-crash-kernel /vmlinuz /crash.initramfs "console=ttyS0 quiet no_timer_check nr_cpus=1 reset_devices"
+# Opening the port empties its queue: what is sent before is lost.
+exec 3< /dev/ttyS1
 echo ALL-TOLD
-read line < /dev/ttyS1
+read line <&3
 echo c > /proc/sysrq-trigger
 "#;
 
