@@ -160,6 +160,17 @@ fn readers(pid: i32) -> usize {
     tasks.filter(|task| name(task) == "reader\n").count()
 }
 
+/// Returns whether a process has a file open, other than some.
+fn has_open(path: &Path, except: &[i32]) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten().filter(|process| {
+        let number = process.file_name().to_str().and_then(|name| name.parse().ok());
+        number.is_some_and(|number: i32| !except.contains(&number))
+    });
+    processes
+        .flat_map(|process| fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten())
+        .any(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|target| target == path))
+}
+
 /// A process that does nothing until this is dropped.
 struct Stopped(i32);
 
@@ -225,6 +236,18 @@ fn for_each_kind(test: impl Fn(&mut Trial, &Path, StuckFiles)) {
             Err(error) => orrery_testing::skipped!("no overlay over FUSE: {error}"),
         }
     }
+}
+
+/// Without that, a child that another test makes at that moment would hang for good: it holds the daemon's device, too.
+#[test]
+fn children_that_inherit_a_file_for_a_moment_execute_their_programs() {
+    for_each_kind(|_, directory, files| {
+        let inherited = File::open(directory.join("file")).unwrap();
+        let mut child = Killed(std::process::Command::new("true").spawn().unwrap());
+        eventually("the child ends", || child.0.try_wait().unwrap().is_some());
+        assert_eq!(files.waiting(), 0);
+        drop(inherited);
+    });
 }
 
 #[test]
@@ -357,6 +380,8 @@ fn discarded_messages_delay_no_other_user() {
             socket
         })
         .collect();
+    // Children of other tests that inherited the file would wait, too, while they execute their programs.
+    eventually("no child has the file", || !has_open(&path, &[std::process::id().cast_signed(), server]));
     // It waits for the daemon when it ends, as all do now that close the last descriptor of the file.
     let write = format!("exec head -c 4096 /dev/zero 1<>{}", path.display());
     writer = Killed(std::process::Command::new("sh").args(["-c", &write]).spawn().unwrap());

@@ -45,9 +45,17 @@ pub(crate) enum Silence {
 
 impl Silence {
     /// Returns whether a request is left unanswered, of the thread `tid`. The test itself has to be able to open the
-    /// files and to close them: the server is a thread of it.
+    /// files and to close them: the server is a thread of it. So have children that threads of it have made and that execute their program
+    /// just now, which closes what they inherited: they have the thread's name until that is done, and would hang within
+    /// execve(2), where nobody could read their `/proc/PID/stat`.
     fn includes(self, operation: u32, tid: u32) -> bool {
-        let is_other = || !Path::new(&format!("/proc/self/task/{tid}")).exists();
+        let is_other = || {
+            let name = |thread: PathBuf| std::fs::read(thread.join("comm")).unwrap_or_default();
+            let own = Path::new("/proc/self/task");
+            let asks = name(Path::new("/proc").join(tid.to_string()));
+            let mut threads = own.read_dir().into_iter().flatten().flatten();
+            !own.join(tid.to_string()).exists() && !threads.any(|thread| name(thread.path()) == asks)
+        };
         match self {
             Self::Reads => operation == READ,
             Self::Attributes => operation == GETATTR && is_other(),
