@@ -5,6 +5,8 @@
 //! in two rounds running is *hot*: it stays unprotected, the tracker goes on reporting it as written, and each round
 //! copies it. A round that finds a hot page unchanged notes it as *idle*. If half of the hot pages were idle, or after many
 //! rounds, all are protected again and the hot pages are learned from new rounds.
+//!
+//! To compare a page costs as much as to copy it. While few are idle, most rounds of a restore compare none, and copy all.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,6 +18,8 @@ use crate::ranges::Ranges;
 
 /// After this many rounds the hot pages are learned again in any case.
 const ROUNDS: u32 = 256;
+/// So many rounds do without comparisons after one in which no more than an eighth of the hot pages was idle.
+const UNCOMPARED: u32 = 7;
 
 /// Which pages are hot.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub(crate) struct HotPages<A: Allocator + Clone> {
     most: usize,
     rounds: u32,
     idle: AtomicUsize,
+    /// Rounds that are left, with the present one, that need not compare hot pages.
+    uncompared: u32,
 }
 
 impl<A: Allocator + Clone> HotPages<A> {
@@ -44,6 +50,7 @@ impl<A: Allocator + Clone> HotPages<A> {
             most,
             rounds: 0,
             idle: AtomicUsize::new(0),
+            uncompared: 0,
         }
     }
 
@@ -54,6 +61,12 @@ impl<A: Allocator + Clone> HotPages<A> {
         self.previous.clear();
         self.rounds = 0;
         *self.idle.get_mut() = 0;
+        self.uncompared = 0;
+    }
+
+    /// Returns whether this round is to find out which hot pages are unchanged.
+    pub(crate) fn compares(&self) -> bool {
+        self.uncompared == 0
     }
 
     /// Returns whether the page at `address` is hot.
@@ -74,6 +87,10 @@ impl<A: Allocator + Clone> HotPages<A> {
         let idle = core::mem::take(self.idle.get_mut());
         if 2 * idle > self.pages.pages() || self.rounds > ROUNDS {
             self.clear();
+        } else if self.uncompared > 0 {
+            self.uncompared -= 1;
+        } else if 8 * idle <= self.pages.pages() && !self.pages.is_empty() {
+            self.uncompared = UNCOMPARED;
         }
     }
 
@@ -177,6 +194,32 @@ mod tests {
             assert_eq!(rounds.round(&flood).unwrap(), (&flood[..], &[][..]));
             assert_eq!(call(&mut calls, &flood), flood);
         }
+    }
+
+    /// Whether each of so many rounds compares, with `idle` hot pages of eight unchanged in those that do.
+    fn comparisons(hot: &mut HotPages<Global>, rounds: usize, idle: usize) -> Vec<bool> {
+        let mut all = Vec::new();
+        for _ in 0..rounds {
+            hot.round(&[range(1, 9)]).unwrap();
+            all.push(hot.compares());
+            if hot.compares() {
+                hot.note_idle(idle);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn hot_pages_are_compared_now_and_then_while_few_are_idle() {
+        let mut hot = HotPages::new_in(Global, MOST);
+        assert_eq!(comparisons(&mut hot, 2, 0), [true, true], "they are hot after the second");
+        let mut expected = vec![false; 7];
+        expected.push(true);
+        assert_eq!(comparisons(&mut hot, 8, 1), expected, "one of eight is few");
+        assert_eq!(comparisons(&mut hot, 8, 2), expected, "two are not");
+        assert_eq!(comparisons(&mut hot, 3, 2), [true; 3]);
+        assert_eq!(comparisons(&mut hot, 1, 5), [true]);
+        assert_eq!(hot.round(&[range(1, 9)]).unwrap().1, &[][..], "five are too many: none is hot");
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Space {
 
     /// Copies `image` to the page at `address`, around bytes that are the kernel's.
     pub(super) fn load(&self, image: Image, address: usize) -> Result<()> {
-        if self.hot.contains(address) && self.images.holds(image, address) {
+        if self.hot.compares() && self.hot.contains(address) && self.images.holds(image, address) {
             self.hot.note_idle(1);
             return Ok(());
         }
