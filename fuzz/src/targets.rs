@@ -28,6 +28,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("orc_request", messages::orc_request),
     Target::new("policy", policies::document),
     Target::new("rewriting", files::rewriting).up_to(64),
+    Target::new("seccomp_profile", policies::seccomp_profile),
     Target::new("unit", files::unit),
     Target::new("vault_message", messages::vault_message),
     Target::new("warm_reply", messages::warm_reply).with_seeds(messages::warm_replies),

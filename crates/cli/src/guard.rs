@@ -1,17 +1,19 @@
 //! `orrery guard`: a program whose files, programs, addresses and system calls a policy decides about.
 
+mod oci;
 mod profile;
 mod settings;
 mod suggest;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::process::exit;
 
-use anyhow::{Result, bail};
-use clap::Args;
+use anyhow::{Context as _, Result, bail};
 use clap::builder::PossibleValuesParser;
-use orrery_monitor::{End, Error, Explanation, Guard, Guarded, Log, Policy, block_signals};
+use clap::{Args, Subcommand};
+use orrery_monitor::{End, Error, Explanation, Guard, Guarded, Log, Policy, SeccompProfile, block_signals};
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
 ///
@@ -19,7 +21,10 @@ use orrery_monitor::{End, Error, Explanation, Guard, Guarded, Log, Policy, block
 /// policy allows. Ends as the program ends; 125 where the guard itself failed, 126 or 127 where the program could not be
 /// started.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Subcommands>,
     /// The policy, in TOML
     #[arg(long, value_name = "FILE", required_unless_present_any = ["learn", "profile", "settings"])]
     policy: Option<PathBuf>,
@@ -42,6 +47,9 @@ pub(crate) struct Arguments {
     /// Have the program that listens at this Unix socket asked about files and addresses that the policy does not allow
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["learn", "check", "print"])]
     ask: Option<PathBuf>,
+    /// Have the kernel refuse what the seccomp profile of a container in FILE refuses, too: the JSON of Docker, Podman or OCI runtimes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["learn", "print"])]
+    seccomp: Option<PathBuf>,
     /// Append refusals to this file, one line of JSON each, instead of telling them on standard error
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -60,9 +68,17 @@ pub(crate) struct Arguments {
     /// Tell who decides about which calls under this policy, and why, and run nothing
     #[arg(long, conflicts_with = "learn")]
     explain: bool,
+    /// Set a variable of the program's environment
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    variables: Vec<OsString>,
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present_any = ["check", "explain", "print"])]
     program: Vec<OsString>,
+}
+
+#[derive(Subcommand)]
+enum Subcommands {
+    Oci(oci::Arguments),
 }
 
 /// What shells return for what they cannot start.
@@ -75,6 +91,9 @@ const NOT_FOUND: i32 = 127;
 /// # Errors
 /// None that concern the program: they end the process with their own status.
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
+    if let Some(Subcommands::Oci(arguments)) = &arguments.command {
+        return oci::run(arguments);
+    }
     let checking = arguments.check || arguments.explain || arguments.print;
     match guarded(arguments) {
         Ok(_) if checking => Ok(()),
@@ -119,6 +138,10 @@ fn guarded(arguments: Arguments) -> Result<End> {
         (None, None, Some(path)) => settings::policy(path)?,
         (None, None, None) => Policy::learning(),
     };
+    let policy = match &arguments.seccomp {
+        Some(path) => policy.with_seccomp_profile(SeccompProfile::load(path)?),
+        None => policy,
+    };
     let runs = !arguments.check && !arguments.explain;
     let suggests = arguments.suggest && runs;
     let record = suggests.then(|| suggest::Record::new(arguments.log.as_deref())).transpose()?;
@@ -146,7 +169,12 @@ fn guarded(arguments: Arguments) -> Result<End> {
         return Ok(End::Exited(0));
     }
     let Some((program, rest)) = arguments.program.split_first() else { bail!("name a program after --") };
-    let run = guard.program(program).arguments(rest);
+    let mut run = guard.program(program).arguments(rest);
+    for variable in &arguments.variables {
+        let (name, value) = name_and_value(variable)
+            .with_context(|| format!("cannot set {}: write NAME=VALUE", variable.display()))?;
+        run = run.variable(name, value);
+    }
     block_signals();
     let end = run.start().and_then(Guarded::supervise);
     if let Some(record) = record {
@@ -157,6 +185,13 @@ fn guarded(arguments: Arguments) -> Result<End> {
         }
     }
     Ok(end?)
+}
+
+/// Splits a variable at its first `=`.
+fn name_and_value(variable: &OsStr) -> Option<(&OsStr, &OsStr)> {
+    let bytes = variable.as_bytes();
+    let at = bytes.iter().position(|&byte| byte == b'=').filter(|&at| at > 0)?;
+    Some((OsStr::from_bytes(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])))
 }
 
 /// Who decides about what, a line each.

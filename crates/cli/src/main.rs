@@ -9,6 +9,7 @@ mod guard;
 mod kimage;
 mod log;
 mod manager;
+mod oci_request;
 mod orbits;
 mod orc;
 mod orthros;

@@ -125,6 +125,9 @@ impl Guard {
             held("connect, bind, sendto ...", MONITOR, "the policy limits addresses");
         }
         held("mount, unshare, io_uring, bpf ...", "the filter", "they lead around the monitor");
+        for profile in &self.policy.profiles {
+            held("what the seccomp profile refuses", "the filter", profile.name());
+        }
         held("read, write, mmap, futex ...", NOBODY, "they name nothing");
         Ok(all)
     }

@@ -15,6 +15,20 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// reading the seccomp profile {path}: {source}
+    #[error("reading the seccomp profile {}: {source}", path.display())]
+    ReadProfile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A seccomp profile is wrong, or says what a guard cannot honour.
+    #[error("{0}")]
+    Profile(
+        /// What, and where.
+        String,
+    ),
     /// The policy is wrong.
     #[error(transparent)]
     Policy(#[from] orrery_policy::PolicyError),
@@ -54,6 +68,15 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// Calls without which no program can be guarded.
+    #[error(
+        "cannot guard a program here: these system calls are refused: {0}; there is no guard inside of another, and in a container its \
+         seccomp profile has to allow them (Docker: --security-opt seccomp=FILE, or --cap-add SYS_ADMIN --cap-add SYS_PTRACE), or the runtime has to be `orrery guard oci`"
+    )]
+    Refused(
+        /// Their names.
+        String,
+    ),
     /// A facility that the kernel would not give.
     #[error("{operation}: {source}")]
     Kernel {

@@ -179,7 +179,7 @@ impl Monitor {
                 Action::Notify => None,
                 Action::Fail(errno) => Some(Err(errno)),
                 // No rule of ours has these.
-                Action::Trap | Action::KillProcess => Some(Err(Errno::PERM)),
+                Action::Trap | Action::KillThread | Action::KillProcess => Some(Err(Errno::PERM)),
             }
         })
     }

@@ -21,7 +21,7 @@ pub use trees::Rights;
 use trees::Trees;
 use view::View;
 
-use crate::Error;
+use crate::{Error, SeccompProfile};
 
 /// What a program may do. All that is not allowed is refused.
 ///
@@ -56,6 +56,8 @@ pub struct Policy {
     pub(crate) opens: Opens,
     /// What else is asked.
     pub(crate) rules: Option<Given>,
+    /// What the kernel refuses besides.
+    pub(crate) profiles: Vec<SeccompProfile>,
 }
 
 /// Who decides about files that are opened, and opens them.
@@ -137,6 +139,7 @@ impl Policy {
             learning: true,
             opens: Opens::Monitor,
             rules: None,
+            profiles: Vec::new(),
         }
     }
 
@@ -150,6 +153,13 @@ impl Policy {
             capabilities: capabilities::UNDER_RULES,
             ..Self::learning()
         }
+    }
+
+    /// Has the kernel refuse what a seccomp profile refuses, too. Of several all hold.
+    #[must_use]
+    pub fn with_seccomp_profile(mut self, profile: SeccompProfile) -> Self {
+        self.profiles.push(profile);
+        self
     }
 
     /// Whether everything may be looked at, however it is reached.

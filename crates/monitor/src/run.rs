@@ -22,6 +22,7 @@ pub struct Run {
     guard: Guard,
     program: OsString,
     arguments: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
 }
 
 /// How a program ended.
@@ -49,6 +50,13 @@ impl Run {
         self
     }
 
+    /// Sets a variable of its environment, which it otherwise has from the calling process.
+    #[must_use]
+    pub fn variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.variables.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
     /// Starts the program. The calling process becomes its monitor: it cannot be traced any more, and takes in the
     /// orphans of its descendants. It should do little else, and have no other threads yet.
     ///
@@ -72,7 +80,10 @@ impl Run {
         for argument in &self.arguments {
             arguments.push(text(argument)?);
         }
+        let is_set = |name: &OsString| self.variables.iter().any(|(set, _)| set == name);
         let environment: Vec<CString> = std::env::vars_os()
+            .filter(|(name, _)| !is_set(name))
+            .chain(self.variables.iter().cloned())
             .filter_map(|(name, value)| {
                 CString::new([name.into_vec(), b"=".to_vec(), value.into_vec()].concat()).ok()
             })
@@ -88,13 +99,18 @@ impl Run {
             failed.map_err(errno).err().unwrap_or(Errno::IO)
         };
         let learning = self.guard.learning()?;
+        let has_profile = !self.guard.policy.profiles.is_empty();
         let (process, state, failure) = spawn(self.guard, execute)?;
         if let Some(failure) = failure {
             let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
             return Err(Error::Execute {
                 program: program.display().to_string(),
                 source: failure.into(),
-                hint: if failure == Errno::ACCESS { " (does the policy list it under execute?)" } else { "" },
+                hint: match failure {
+                    Errno::ACCESS => " (does the policy list it under execute?)",
+                    _ if has_profile => " (does the seccomp profile allow execve?)",
+                    _ => "",
+                },
             });
         }
         Ok(Guarded { process, state, learning })
@@ -105,7 +121,12 @@ impl Guard {
     /// A program to run, by path or by a name that is looked for in `PATH`.
     #[must_use]
     pub fn program(self, program: impl AsRef<OsStr>) -> Run {
-        Run { guard: self, program: program.as_ref().to_owned(), arguments: Vec::new() }
+        Run {
+            guard: self,
+            program: program.as_ref().to_owned(),
+            arguments: Vec::new(),
+            variables: Vec::new(),
+        }
     }
 
     /// Starts a process in which `execute` executes a program: the calling process becomes its monitor, as with

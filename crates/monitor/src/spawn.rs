@@ -15,7 +15,7 @@ use crate::monitor::Monitor;
 use crate::policy::capabilities::numbers;
 use crate::questions::Questions;
 use crate::state::State;
-use crate::{Error, blocking, questions, view};
+use crate::{Error, blocking, needs, questions, view};
 use orrery_sys::capability::CapabilitySet;
 use orrery_sys::errno;
 use orrery_sys::notify::Listener;
@@ -53,6 +53,7 @@ pub(crate) fn spawn(
     let asked_program = ask.as_deref().map(questions::connect).transpose()?;
     let log = Writer::new(&log)?;
     let mounts = policy.view.as_ref().map(view::enter).transpose()?;
+    needs::check()?;
     let domain = if landlock {
         LandlockDomain::new(&policy, enforcement.kernel_opens())?
     } else {
@@ -64,6 +65,8 @@ pub(crate) fn spawn(
         asked.set(*call, seccomp::Action::Notify);
     }
     let program = asked.program();
+    let profiles = policy.profiles.iter().map(|profile| profile.program(policy.capabilities));
+    let profiles = profiles.collect::<Result<Vec<_>, _>>()?;
     let (limits, capabilities) = (policy.limits, policy.capabilities);
     let pipe =
         || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(Error::kernel("making a pipe"));
@@ -90,7 +93,14 @@ pub(crate) fn spawn(
                 }
             });
         let failure = match failed {
-            Ok(()) => work(&mut to_parent),
+            // Last, because a profile need not allow what it takes to get here.
+            Ok(()) => match profiles
+                .iter()
+                .try_for_each(|program| seccomp::install(program, Scope::Thread).map(drop))
+            {
+                Ok(()) => work(&mut to_parent),
+                Err(errno) => errno,
+            },
             Err(errno) => {
                 tell(to_parent.as_ref(), -1);
                 errno

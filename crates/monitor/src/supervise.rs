@@ -69,7 +69,9 @@ impl Guarded {
     /// # Errors
     /// Where the policy that was learnt cannot be written.
     pub fn supervise(self) -> Result<End, Error> {
-        self.supervise_until(|| (), || false)
+        // The first process of a container ends with the program, and the kernel ends what is left.
+        let is_first = rustix::process::getpid() == Pid::INIT;
+        self.supervise_until(|| (), || is_first)
     }
 
     /// The same; calls `ended` when the program has ended, and waits for what it left behind no longer than until

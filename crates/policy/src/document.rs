@@ -155,6 +155,8 @@ pub struct SystemCalls {
     pub deny: Entries,
     /// Calls that are allowed and logged.
     pub log: Entries,
+    /// A file with a container's seccomp profile, which holds, too.
+    pub seccomp: Option<Spanned<String>>,
 }
 
 /// The section `[limits]`: setrlimit(2).

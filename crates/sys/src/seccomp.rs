@@ -15,10 +15,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 pub use linux_raw_sys::ptrace::sock_filter;
 use linux_raw_sys::ptrace::{
-    BPF_ABS, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W,
-    SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_TSYNC, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
-    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_USER_NOTIF,
-    SECCOMP_SET_MODE_FILTER, sock_fprog,
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET,
+    BPF_W, SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_TSYNC,
+    SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS,
+    SECCOMP_RET_KILL_THREAD, SECCOMP_RET_TRAP, SECCOMP_RET_USER_NOTIF, SECCOMP_SET_MODE_FILTER, sock_fprog,
 };
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
@@ -34,6 +34,8 @@ pub enum Action {
     Trap,
     /// The caller waits until the listener answers ([`crate::notify`]).
     Notify,
+    /// The thread is killed, and the process with its last thread.
+    KillThread,
     /// The process is killed.
     KillProcess,
 }
@@ -47,6 +49,7 @@ impl Action {
             Self::Fail(errno) => SECCOMP_RET_ERRNO | errno.raw_os_error().unsigned_abs(),
             Self::Trap => SECCOMP_RET_TRAP,
             Self::Notify => SECCOMP_RET_USER_NOTIF,
+            Self::KillThread => SECCOMP_RET_KILL_THREAD,
             Self::KillProcess => SECCOMP_RET_KILL_PROCESS,
         }
     }
@@ -90,6 +93,8 @@ pub enum Condition {
         /// Index of the argument.
         argument: u8,
     },
+    /// Each argument compares as its entry, if it has one, says.
+    Compares([Option<Comparison>; 6]),
     /// The call is made by an instruction that ends at one of these addresses. Code that can be jumped to is no boundary.
     /// False where a filter is asked without a program that calls ([`Filter::action`]).
     CalledFrom {
@@ -111,7 +116,87 @@ impl Condition {
             Self::Differs { argument, value } => whole(argument) as u32 != value,
             Self::EqualsWide { argument, value } => whole(argument) == value,
             Self::NotNull { argument } => whole(argument) != 0,
+            Self::Compares(all) => {
+                all.iter().zip(arguments).all(|(one, value)| one.is_none_or(|one| one.holds(*value)))
+            }
             Self::CalledFrom { .. } => false,
+        }
+    }
+}
+
+/// How all 64 bits of an argument compare with a value, as unsigned numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// It equals the value.
+    Equal(u64),
+    /// It differs from the value.
+    NotEqual(u64),
+    /// It is less than the value.
+    Less(u64),
+    /// It is the value, or less.
+    LessOrEqual(u64),
+    /// It is greater than the value.
+    Greater(u64),
+    /// It is the value, or greater.
+    GreaterOrEqual(u64),
+    /// Its bits under the mask equal the value.
+    MaskedEqual {
+        /// The bits that count.
+        mask: u64,
+        /// What they equal.
+        value: u64,
+    },
+}
+
+impl Comparison {
+    /// Returns whether it holds for an argument.
+    #[must_use]
+    pub fn holds(self, argument: u64) -> bool {
+        match self {
+            Self::Equal(value) => argument == value,
+            Self::NotEqual(value) => argument != value,
+            Self::Less(value) => argument < value,
+            Self::LessOrEqual(value) => argument <= value,
+            Self::Greater(value) => argument > value,
+            Self::GreaterOrEqual(value) => argument >= value,
+            Self::MaskedEqual { mask, value } => argument & mask == value,
+        }
+    }
+
+    /// Returns code that goes on behind itself where the comparison holds, and skips `rest` instructions more where not.
+    fn code(self, argument: u8, rest: u8) -> Vec<sock_filter> {
+        let low = load(ARGUMENTS + 8 * u32::from(argument));
+        let high = load(ARGUMENTS + 8 * u32::from(argument) + 4);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
+        let halves = |value: u64| ((value >> 32) as u32, value as u32);
+        let and = |bits| instruction(BPF_ALU | BPF_AND | BPF_K, bits, 0, 0);
+        // The lower halves decide where the upper ones are equal: by `comparison`, which is to hold or not to.
+        let ordered = |value, comparison, holds: bool, greater: bool| {
+            let (upper, lower) = halves(value);
+            let above = if greater { jump(BPF_JGT, upper, 3, 0) } else { jump(BPF_JGT, upper, rest + 3, 0) };
+            let below = if greater { rest + 2 } else { 2 };
+            let last =
+                if holds { jump(comparison, lower, 0, rest) } else { jump(comparison, lower, rest, 0) };
+            vec![high, above, jump(BPF_JEQ, upper, 0, below), low, last]
+        };
+        match self {
+            Self::Equal(value) => {
+                let (upper, lower) = halves(value);
+                vec![high, jump(BPF_JEQ, upper, 0, rest + 2), low, jump(BPF_JEQ, lower, 0, rest)]
+            }
+            Self::NotEqual(value) => {
+                let (upper, lower) = halves(value);
+                vec![high, jump(BPF_JEQ, upper, 0, 2), low, jump(BPF_JEQ, lower, rest, 0)]
+            }
+            Self::Greater(value) => ordered(value, BPF_JGT, true, true),
+            Self::GreaterOrEqual(value) => ordered(value, BPF_JGE, true, true),
+            Self::Less(value) => ordered(value, BPF_JGE, false, false),
+            Self::LessOrEqual(value) => ordered(value, BPF_JGT, false, false),
+            Self::MaskedEqual { mask, value } => {
+                let ((mask_upper, mask_lower), (upper, lower)) = (halves(mask), halves(value));
+                let test = jump(BPF_JEQ, upper, 0, rest + 3);
+                vec![high, and(mask_upper), test, low, and(mask_lower), jump(BPF_JEQ, lower, 0, rest)]
+            }
         }
     }
 }
@@ -347,6 +432,17 @@ fn decide(rules: &[Rule], program: &mut Vec<sock_filter>) {
                 jump(BPF_JEQ, 0, 1, 0),
                 action,
             ]),
+            Condition::Compares(all) => {
+                // From the last to the first, because each skips all behind it. Six at most, of six instructions.
+                let mut code = vec![action];
+                for (argument, comparison) in (0_u8..6).zip(all).rev() {
+                    let Some(comparison) = comparison else { continue };
+                    let mut test = comparison.code(argument, u8::try_from(code.len()).unwrap_or(u8::MAX));
+                    test.append(&mut code);
+                    code = test;
+                }
+                program.append(&mut code);
+            }
             Condition::CalledFrom { start, end } => {
                 for (upper, first, last) in pieces(start, end) {
                     program.extend([
@@ -466,6 +562,8 @@ pub fn simulate_at(
             accumulator = u32::from_le_bytes(word);
         } else if code == BPF_RET | BPF_K {
             return now.k;
+        } else if code == BPF_ALU | BPF_AND | BPF_K {
+            accumulator &= now.k;
         } else if code == BPF_JMP | BPF_JA {
             at += offset;
         } else if code == BPF_JMP | BPF_JEQ | BPF_K {
@@ -566,6 +664,52 @@ mod tests {
             }
             assert_eq!(run(&filter, 55, [0; 6]), Action::Trap.value());
             assert_eq!(run(&filter, 57, [0; 6]), Action::Trap.value());
+        }
+    }
+
+    #[test]
+    fn comparisons_mean_the_same_in_the_model_and_in_the_program() {
+        let edges =
+            [0, 1, 7, u64::from(u32::MAX), 1 << 32, 1 << 32 | 7, 7 << 32, 7 << 32 | 7, 1 << 63, u64::MAX];
+        let around = |value: u64| [value.wrapping_sub(1), value, value.wrapping_add(1)];
+        let values: Vec<u64> = edges.into_iter().flat_map(around).collect();
+        let each = |value: u64| {
+            [
+                Comparison::Equal(value),
+                Comparison::NotEqual(value),
+                Comparison::Less(value),
+                Comparison::LessOrEqual(value),
+                Comparison::Greater(value),
+                Comparison::GreaterOrEqual(value),
+                Comparison::MaskedEqual { mask: 0xf000_0000_0000_000f, value },
+                Comparison::MaskedEqual { mask: value, value: value & 7 },
+            ]
+        };
+        let refuse = Action::Fail(Errno::PERM);
+        let check = |all: [Option<Comparison>; 6], arguments: [u64; 6]| {
+            let mut filter = Filter::new(Action::Trap);
+            filter.add(56_u32, Condition::Compares(all), Action::KillThread);
+            filter.add(56_u32, Condition::Always, refuse);
+            let holds = all.iter().zip(arguments).all(|(one, value)| one.is_none_or(|one| one.holds(value)));
+            let expected = if holds { Action::KillThread } else { refuse };
+            assert_eq!(filter.action(56, &arguments), expected, "{all:?} {arguments:x?}");
+            assert_eq!(run(&filter, 56, arguments), expected.value(), "{all:?} {arguments:x?}");
+            assert_eq!(run(&filter, 57, arguments), Action::Trap.value());
+        };
+        for comparison in edges.into_iter().flat_map(each) {
+            for value in &values {
+                check([None, None, Some(comparison), None, None, None], [5, 5, *value, 5, 5, 5]);
+            }
+        }
+        // All six at once, of which one may not hold.
+        for (first, second) in edges.into_iter().flat_map(|value| each(value).into_iter().zip(each(7))) {
+            let all = [first, second, first, second, first, second].map(Some);
+            for value in edges {
+                let mut arguments = [7, value, 7, 7, value, 7];
+                check(all, arguments);
+                arguments[usize::try_from(value % 6).unwrap()] = value;
+                check(all, arguments);
+            }
         }
     }
 

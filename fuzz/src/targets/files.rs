@@ -183,6 +183,30 @@ pub(super) fn container_config(input: &[u8]) {
         assert!(listed, "the auditor is not in the environment");
         let _auditor = container::auditor(&edited);
     }
+    // A guard as well: whatever is guarded starts by the guard's words, and the program's come last.
+    let additions = orrery_monitor::container::Additions {
+        files: vec![("/host/orrery".into(), "orrery".to_owned())],
+        command: vec!["/.orrery-guard/orrery".to_owned(), "guard".to_owned()],
+    };
+    let mut guarded = before.clone();
+    match orrery_monitor::container::edit(&mut guarded, &additions) {
+        Ok(()) => {
+            let words = |config: &serde_json::Value| {
+                config["process"]["args"].as_array().cloned().unwrap_or_default()
+            };
+            let (all, own) = (words(&guarded), words(&before));
+            assert!(all.len() > own.len() + 2 && all.ends_with(&own) && all[0] == "/.orrery-guard/orrery");
+            assert_eq!(all[all.len() - own.len() - 1], "--");
+            let of_loaders = |variable: &serde_json::Value| {
+                variable.as_str().is_some_and(|text| text.starts_with("LD_PRELOAD="))
+            };
+            assert!(!guarded["process"]["env"].as_array().is_some_and(|all| all.iter().any(of_loaders)));
+        }
+        Err(message) => {
+            assert!(!message.is_empty());
+            assert_eq!(guarded, before);
+        }
+    }
     let mut moved = before.clone();
     match container::set_root(&mut moved, tree) {
         Ok(()) => assert_eq!(moved["root"]["path"].as_str(), tree.to_str()),

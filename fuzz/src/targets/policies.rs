@@ -3,6 +3,30 @@
 use std::str;
 
 use orrery_compiled_handler::Reply;
+use orrery_sys::capability::CapabilitySet;
+use orrery_sys::seccomp::{self, Action};
+
+/// Seccomp profiles of containers, which whoever makes an image or a chart hands on: the filter of one that is honoured does what
+/// the rules say, whether as a program or as a model, and asks nobody.
+pub(super) fn seccomp_profile(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    let profile = match orrery_monitor::SeccompProfile::parse(text, "profile") {
+        Ok(profile) => profile,
+        Err(error) => return assert!(error.to_string().starts_with("profile:"), "{error}"),
+    };
+    let byte = |at: usize| u64::from(input.get(at % input.len()).copied().unwrap_or(0));
+    for capabilities in [CapabilitySet::empty(), CapabilitySet::all()] {
+        let filter = profile.filter(capabilities, (6, 1));
+        let program = filter.program();
+        for number in 0..500_u32 {
+            let at = number as usize;
+            let arguments = [0, 1, byte(at), u64::MAX - byte(at + 1), byte(at + 2) << 32, byte(at + 3)];
+            let action = filter.action(number.cast_signed(), &arguments);
+            assert_ne!(action, Action::Notify);
+            assert_eq!(seccomp::simulate(&program, seccomp::NATIVE, number, arguments), action.value());
+        }
+    }
+}
 
 /// The grammar that all policies share.
 pub(super) fn document(input: &[u8]) {

@@ -6,8 +6,6 @@
 //! runtime. A further process in a container (`exec`) gets the same environment. A hook could not do it, as hooks run when the
 //! environment is settled.
 
-mod request;
-
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -19,10 +17,9 @@ use clap::Args;
 use orrery_orc_auditor::container::{self, CODE_INSIDE, INSIDE};
 use orrery_orc_client::{Client, SOCKET};
 use orrery_orc_rootfs::Content;
-use serde_json::Value;
 
 use super::rootfs::{CONTENT, TreeLayout};
-use request::Request;
+use crate::oci_request::{self as request, Request, load, save};
 
 /// The directory of a trust domain for containers.
 const DEFAULT: &str = "/run/orrery/containers";
@@ -82,7 +79,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
                 std::process::exit(status.code().unwrap_or(1));
             }
         }
-        Request::Other => {}
+        Request::ExecuteWords | Request::Other(_) => {}
     }
     let error = Command::new(&arguments.runtime).args(&arguments.arguments).exec();
     bail!("run {}: {error}", arguments.runtime.display())
@@ -158,32 +155,11 @@ fn share_root(bundle: &Path, container: &OsStr, content: &Path) -> Result<()> {
 
 /// Adds what is needed to the description of a further process, if its container shares.
 fn share_further(runtime: &Path, global: &[OsString], process: &Path, container: &OsStr) -> Result<()> {
-    let output = Command::new(runtime)
-        .args(global)
-        .arg("state")
-        .arg(container)
-        .output()
-        .with_context(|| format!("cannot run {}", runtime.display()))?;
-    let state: Value =
-        serde_json::from_slice(&output.stdout).context("cannot find the bundle of the container")?;
+    let state = request::state(runtime, global, container)?;
     let bundle = state["bundle"].as_str().context("the container has no bundle")?;
     let config = load(&Path::new(bundle).join("config.json"))?;
     let Some(auditor) = container::auditor(&config) else { return Ok(()) };
     let mut described = load(process)?;
     container::edit_process(&mut described, auditor)?;
     save(process, &described)
-}
-
-fn load(path: &Path) -> Result<Value> {
-    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("cannot understand {}", path.display()))
-}
-
-/// Writes a file whole or not at all.
-fn save(path: &Path, value: &Value) -> Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(format!(".orrery-{}", std::process::id()));
-    std::fs::write(&draft, serde_json::to_vec(value)?)
-        .and_then(|()| std::fs::rename(&draft, path))
-        .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -4,6 +4,7 @@
 
 mod ask;
 mod attacks;
+mod containers;
 mod enforce;
 mod escape;
 mod hardship;

@@ -15,7 +15,7 @@ use super::network::Allowed;
 use super::syscalls::{ESSENTIAL, Word, error_named, named};
 use super::view::{Change, View};
 use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, capabilities, network};
-use crate::Error;
+use crate::{Error, SeccompProfile};
 
 /// Reads `text`, which errors call `name`.
 pub(super) fn parse(text: &str, name: &str) -> Result<Policy, Error> {
@@ -60,6 +60,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
         learning: false,
         opens,
         rules: None,
+        profiles: profiles(document.calls().seccomp.as_ref())?,
     })
 }
 
@@ -248,6 +249,11 @@ fn calls(names: &SystemCalls) -> Result<Calls, Fault> {
         calls.words.insert(call, Word::Deny(errno));
     }
     Ok(calls)
+}
+
+fn profiles(entry: Option<&Spanned<String>>) -> Result<Vec<SeccompProfile>, Fault> {
+    let load = |text: &str| SeccompProfile::load(&absolute(text)?).map_err(|error| error.to_string());
+    entry.map(|entry| of(entry, load)).into_iter().collect()
 }
 
 fn kept(names: Option<&Entries>) -> Result<CapabilitySet, Fault> {
