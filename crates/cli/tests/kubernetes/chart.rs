@@ -58,7 +58,7 @@ fn plain() -> BTreeMap<String, Value> {
 }
 
 /// Renders the chart with these values beside the defaults; `None` where it cannot be done here, which is reported.
-fn render(values: &Value) -> Option<BTreeMap<String, Value>> {
+pub(crate) fn render(values: &Value) -> Option<BTreeMap<String, Value>> {
     if !has_module("yaml") {
         return None;
     }

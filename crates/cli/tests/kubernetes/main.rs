@@ -84,6 +84,10 @@ fn a_node_runs_what_the_manifests_say() {
     node.import(IMAGE, false, "first");
     let store_pod = node.daemon(&store);
     assert!(node.host("/opt/orrery/bin/orrery-runc").exists(), "the runtime is installed");
+    if node.has_immutable_files() {
+        let logs = node.all_logs();
+        assert!(!logs.contains("no objects can be made in"), "the store may use its disk: {logs}");
+    }
     let handler = class["handler"].as_str().unwrap();
     let pods =
         ["one", "two"].map(|name| node.run(handler, name, &sleeper(&format!("localhost/{name}:1"))).unwrap());
@@ -106,12 +110,24 @@ fn a_node_runs_what_the_manifests_say() {
     let alone = node.run(handler, "alone", &sleeper("localhost/one:1")).unwrap();
     let pid = node.pid(&alone.containers[0].1);
     eventually("it runs", || code(pid, "/libc.so.6").is_some());
-    let mut next = store.clone();
-    let spec = &mut next["spec"]["template"]["spec"];
-    for container in ["/initContainers/0/image", "/containers/0/image"] {
-        *spec.pointer_mut(container).unwrap() = json!("localhost/orrery:next");
-    }
+    // It writes metrics, too, where the chart can be rendered.
+    let values = json!({"image": {"tag": "next"}, "metrics": {"textfileDirectory": "/var/lib/textfile", "intervalSeconds": 1}});
+    let rendered = chart::render(&values).and_then(|mut all| all.remove("\"DaemonSet\" \"orrery-store\""));
+    let has_metrics = rendered.is_some();
+    let next = rendered.unwrap_or_else(|| {
+        let mut next = store.clone();
+        for container in ["initContainers", "containers"] {
+            next["spec"]["template"]["spec"][container][0]["image"] = json!("localhost/orrery:next");
+        }
+        next
+    });
     let store_pod = node.daemon(&next);
+    let metrics = node.host("/var/lib/textfile/orrery.prom");
+    if has_metrics {
+        eventually("metrics", || {
+            fs::read_to_string(&metrics).is_ok_and(|text| text.contains("orrery_orc_info{"))
+        });
+    }
     let after = fs::metadata(node.host("/opt/orrery/bin/orrery")).unwrap();
     assert_ne!(
         std::os::unix::fs::MetadataExt::ino(&before),
@@ -123,6 +139,7 @@ fn a_node_runs_what_the_manifests_say() {
         .map(|name| node.run(handler, "later", &sleeper(&format!("localhost/{name}:1"))).unwrap());
     shared(&node, [&later[0], &later[1]]);
     in_time(&node.end(&store_pod));
+    assert!(!metrics.exists(), "what is no more has no metrics");
 
     let directory = node.finish();
     assert_eq!(node::processes_of(&directory), [0; 0], "nothing is left");

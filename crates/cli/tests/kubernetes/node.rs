@@ -56,8 +56,8 @@ fn plant(root: &Path, file: &Path, to: &str) {
     copy(file, &root.join(to));
     let libraries = Command::new("ldd").arg(file).output().unwrap();
     for library in String::from_utf8_lossy(&libraries.stdout).split_whitespace() {
-        if library.starts_with('/') {
-            copy(Path::new(library), &root.join(&library[1..]));
+        if let Some(below) = library.strip_prefix('/') {
+            copy(Path::new(library), &root.join(below));
         }
     }
 }
@@ -128,10 +128,12 @@ impl Node {
         let log = fs::File::create(path("log")).unwrap();
         // Directories of the node that pods mount are this node's own; from /run no programs can be run, as on most machines.
         let mounts = "mount -t tmpfs -o mode=755,nosuid,nodev,noexec tmpfs /run && mount -t tmpfs -o mode=755 tmpfs /opt \
-                      && mount -t tmpfs -o mode=755 tmpfs /var/lib && exec containerd --config \"$1\"";
+                      && mount --bind \"$2\" /var/lib && exec containerd --config \"$1\"";
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", mounts, "node"]);
-        command.arg(path("config.toml")).stdout(log.try_clone().unwrap()).stderr(log);
+        // Objects on disk need a file system with immutable files, as that of the test may be.
+        fs::create_dir(path("lib")).unwrap();
+        command.arg(path("config.toml")).arg(path("lib")).stdout(log.try_clone().unwrap()).stderr(log);
         let engine = Killed(command.spawn().map_err(|error| error.to_string())?);
         let runtime = Runtime { socket: path("socket") };
         let mut node = Self {
@@ -159,6 +161,23 @@ impl Node {
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
+    }
+
+    /// Whether files can be made immutable where the node has `/var/lib`; reports it if not.
+    pub(crate) fn has_immutable_files(&self) -> bool {
+        let file = self.path("lib/trial");
+        fs::write(&file, "").unwrap();
+        let change = |flag| {
+            Command::new("chattr").arg(flag).arg(&file).output().is_ok_and(|output| output.status.success())
+        };
+        let has = change("+i") && change("-i");
+        if !has {
+            orrery_testing::skipped!(
+                "no files can be immutable in {}: objects are in memory",
+                file.display()
+            );
+        }
+        has
     }
 
     /// Returns where a path of the node is for this test.
@@ -361,6 +380,8 @@ impl Drop for Node {
         for pid in self.processes() {
             signal(pid, rustix::process::Signal::KILL);
         }
+        // Objects that the last store has left. Where there are none, or no such files, as well.
+        let _ = Command::new("chattr").args(["-R", "-i"]).arg(self.path("lib")).output();
         for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new) {
             let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
             for hierarchy in hierarchies.chain([root.to_owned()]) {
