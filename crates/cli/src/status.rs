@@ -15,12 +15,12 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum as _};
 
 use collect::{Collector, Selection};
-use model::Kind;
+use model::{Kind, Status, Unreadable};
 
 /// Show what of Orrery's runs on this machine: servers, stores, managers, pairs, orbits, vaults, guards
 ///
 /// Only what this user may inspect is shown; root sees everything. Nothing is changed. A server that does not answer within a
-/// second is listed as such. The exit status is 0 whatever was found.
+/// second is listed as such. The exit status is 0 whatever was found, unless --check is given.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Print metrics in Prometheus' text format
     #[arg(long, conflicts_with = "json")]
     prometheus: bool,
+    /// Exit with status 1 if a server of --socket does not answer; without --socket, if nothing runs or something does not answer
+    #[arg(long)]
+    check: bool,
 }
 
 /// What to show; the same for `orrery top`.
@@ -81,7 +84,7 @@ impl Selected {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let selection = arguments.selected.selection()?;
     let kinds = selection.kinds.clone();
-    let status = Collector::new(selection).take();
+    let status = Collector::new(selection.clone()).take();
     let text = if arguments.json {
         serde_json::to_string_pretty(&status)? + "\n"
     } else if arguments.prometheus {
@@ -90,7 +93,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         table::of(&status, &kinds) + "\n"
     };
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("cannot write to standard output")
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .context("cannot write to standard output")?;
+    if arguments.check { check(&status, &selection.sockets) } else { Ok(()) }
+}
+
+/// Fails unless each server of `sockets` has answered; if there are none, unless something has and nothing has not.
+fn check(status: &Status, sockets: &[(Kind, PathBuf)]) -> Result<()> {
+    let names: Vec<_> =
+        sockets.iter().map(|(kind, path)| (*kind, collect::name_of(*kind, path.clone()))).collect();
+    let is_meant = |silent: &&Unreadable| {
+        names.is_empty() || names.iter().any(|(kind, name)| *kind == silent.kind && *name == silent.name)
+    };
+    if let Some(silent) = status.unreadable.iter().find(is_meant) {
+        bail!("cannot ask {} {}: {}", silent.kind.word(), silent.name, silent.reason);
+    }
+    if names.is_empty() && status.items.is_empty() {
+        bail!("nothing of Orrery's was found running; name a server with --socket KIND=PATH");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -103,6 +126,23 @@ mod tests {
         for bad in ["", "orc", "orc=", "=x", "guard=/x", "vault=/x", "orbit=/x", "Orc=/x", "other=/x"] {
             assert!(place(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_check_fails_for_what_does_not_answer() {
+        let silent = |kind, name: &str| Unreadable { kind, name: name.to_owned(), reason: "gone".to_owned() };
+        let status = |unreadable: Vec<Unreadable>| Status::of(Vec::new(), unreadable);
+        let named = [(Kind::Warm, PathBuf::from("/absent/warm"))];
+        let error =
+            |status: &Status, sockets: &[_]| check(status, sockets).map_err(|error| error.to_string());
+        let both = status(vec![silent(Kind::Orc, "/absent/warm"), silent(Kind::Warm, "/absent/warm")]);
+        assert_eq!(error(&both, &named), Err("cannot ask warm /absent/warm: gone".to_owned()));
+        assert!(error(&both, &[]).unwrap_err().starts_with("cannot ask warm"), "whatever it is");
+        let other = status(vec![silent(Kind::Orc, "/absent/warm"), silent(Kind::Warm, "/absent/other")]);
+        assert_eq!(error(&other, &named), Ok(()), "others are not meant");
+        let nothing = status(Vec::new());
+        assert!(error(&nothing, &[]).unwrap_err().contains("nothing"), "nothing runs");
+        assert_eq!(error(&nothing, &named), Ok(()), "what was asked has answered");
     }
 
     #[test]

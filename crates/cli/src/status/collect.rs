@@ -139,16 +139,23 @@ impl Collector {
         let usual = usual.into_iter().map(|path| Endpoint { path, is_certain: false });
         let mut places: Vec<Endpoint> = Vec::new();
         for mut place in certain.chain(usual) {
-            // Two names of one socket are one place. What leads into another mount namespace has no other name here.
-            if !place.path.starts_with("/proc") {
-                place.path = place.path.canonicalize().unwrap_or(place.path);
-            }
+            place.path = one_name(place.path);
             if !places.iter().any(|other| other.path == place.path) {
                 places.push(place);
             }
         }
         places
     }
+}
+
+/// Returns the name that an answer, or its absence, has in a status for a place that the user has named.
+pub(crate) fn name_of(kind: Kind, path: PathBuf) -> String {
+    one_name(socket(kind, path)).display().to_string()
+}
+
+/// Returns one path for all names of a socket. What leads into another mount namespace has no other name here.
+fn one_name(path: PathBuf) -> PathBuf {
+    if path.starts_with("/proc") { path } else { path.canonicalize().unwrap_or(path) }
 }
 
 /// Returns the socket of a place that may be named by its directory.
