@@ -21,6 +21,14 @@ pub(super) struct CallSite {
     pub(super) frames: Vec<String>,
 }
 
+impl CallSite {
+    /// Returns whether the dynamic loader of glibc makes the call; musl's is its C library, too.
+    pub(super) fn is_loaders(&self) -> bool {
+        let first = self.frames.first().map_or("", String::as_str);
+        first.starts_with("ld-linux") || first.starts_with("ld-2.")
+    }
+}
+
 /// Runs the program once: how it ends, and the places, in the order in which they first call.
 pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(Outcome, Vec<CallSite>)> {
     let policy = Policy::telling(calls, true).then(stay()?);
@@ -28,7 +36,7 @@ pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(O
     let mut places = Vec::new();
     let mut events = None;
     let mut locations = CodeLocations::default();
-    let outcome = trials.run(policy, |hijack| {
+    let (outcome, _) = trials.run(policy, |hijack| {
         for event in events.get_or_insert_with(|| hijack.events()).by_ref() {
             if event.site() != 0 && seen.insert((event.number(), event.site())) {
                 places.push(place(&event, &mut locations));
