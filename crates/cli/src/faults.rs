@@ -149,7 +149,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         timeout: arguments.timeout,
     };
     trial::prepare()?;
-    let (expected, found) = places::explore(&trials, selected)?;
+    let (expected, found) = places::explore(&trials, &selected)?;
     if !matches!(expected, Outcome::Exited(_)) {
         bail!("undisturbed, the program {expected}: that has to be mended first");
     }

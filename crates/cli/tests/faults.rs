@@ -225,3 +225,24 @@ fn a_terminal_is_shown_how_far_it_is() {
     let last = shown.find("1/2").unwrap();
     assert!(shown[last..].contains("\r\u{1b}[K"), "{shown:?}");
 }
+
+/// A program that has `orrery` stopped until it has ended, as on a machine that is busy.
+const STOPS: &str = "import os, signal, time
+parent = os.getppid()
+if os.fork() == 0:
+    time.sleep(0.06); os.kill(parent, signal.SIGCONT); os._exit(0)
+os.kill(parent, signal.SIGSTOP)
+os.close(os.open('/etc/passwd', os.O_RDONLY))";
+
+#[test]
+fn places_are_known_though_the_program_has_ended_when_they_are_looked_for() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let words = ["/usr/bin/python3", "-I", "-S", "-c", STOPS];
+    let options = ["--json", "-e", "openat", "--only", "passwd"];
+    let (runs, _) = report(&faults(directory.path(), &options, &words));
+    let frames = runs[0]["frames"].as_array().unwrap();
+    assert!(frames.iter().all(|frame| !frame.as_str().unwrap().starts_with("0x")), "{frames:?}");
+}
