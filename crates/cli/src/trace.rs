@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::{ArgAction, ArgGroup, Args};
 use orrery_hijack::decode::{Form, Hexadecimal};
-use orrery_hijack::policy::Detail;
+use orrery_hijack::policy::{Descriptors, Detail};
 use orrery_hijack::{Events, Hijack, Options, Policy, calls};
 
 use attached::Attached;
@@ -82,7 +82,7 @@ pub(crate) struct Arguments {
     wall_clock: bool,
 
     /// Trace only these calls: names, names with * in them, or %file, %descriptor, %network, %process, %signal, %memory, %ipc, %creds,
-    /// %clock, /regular expression/; behind a ! all but these. Also trace=..., signal=SIGNALS, status=failed, status=successful, abbrev=none, decode-fds=path;
+    /// %clock, /regular expression/; behind a ! all but these. Also trace=..., signal=SIGNALS, status=failed, status=successful, abbrev=none, decode-fds=path,socket,dev,pidfd;
     /// inject=CALLS:error=ERROR, retval=VALUE, delay_enter=DURATION, :when=FIRST[..LAST][+STEP], and fault=CALLS, which tamper with calls
     #[arg(short = 'e', long, value_name = "CALLS", allow_hyphen_values = true)]
     call: Vec<String>,
@@ -135,7 +135,7 @@ pub(crate) struct Arguments {
     #[arg(short = 'x', long = "hex", action = ArgAction::Count, conflicts_with_all = ["count", "json"])]
     hexadecimal: u8,
 
-    /// Print paths of file descriptors
+    /// Print paths of file descriptors; given twice, also protocols and addresses of sockets, numbers of devices, and PIDs of pidfds
     #[arg(short = 'y', long, action = ArgAction::Count, conflicts_with = "count")]
     decode_fds: u8,
 
@@ -228,11 +228,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         _ => Box::new(io::stderr()),
     };
-    if arguments.decode_fds > 1 {
-        anyhow::bail!(
-            "cannot print addresses of sockets (-yy): -y prints what descriptors are; use strace -yy"
-        );
-    }
     let counted = arguments.count || arguments.summary;
     let timed = counted && !arguments.untimed;
     let options = Options::default().counted(counted).timed(timed).patch(!arguments.no_patch);
@@ -289,7 +284,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             address: arguments.address,
             column: arguments.align.into(),
         };
-        let descriptors = arguments.decode_fds > 0 || selection.descriptors;
+        let descriptors = selection.descriptors.with(match arguments.decode_fds {
+            0 => Descriptors::NONE,
+            1 => Descriptors::PATHS,
+            _ => Descriptors::ALL,
+        });
         let detail = Detail { buffers: arguments.string_limit, descriptors };
         // Whether a call that has not returned is about a path is not looked at.
         let told = selected.clone();

@@ -121,7 +121,7 @@ fn places_are_told_by_function_though_their_pages_were_rewritten() {
     let words = ["/usr/bin/python3", "-I", "-S", "-c", "open('/etc/passwd').read()"];
     let mut command = Command::new(ORRERY);
     let output = command
-        .args(["faults", "--json", "-e", "openat,read,close", "--limit", "40", "--"])
+        .args(["faults", "--json", "-e", "openat,read,close", "--loader", "--limit", "40", "--"])
         .args(words)
         .output()
         .unwrap();
@@ -134,4 +134,115 @@ fn places_are_told_by_function_though_their_pages_were_rewritten() {
         "{frames:?}"
     );
     assert!(frames.iter().any(|frame| frame.contains(" (")), "{frames:?}");
+}
+
+/// The runs of a report, and how many places were skipped.
+fn report(output: &Output) -> (Vec<serde_json::Value>, u64) {
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    (report["runs"].as_array().unwrap().clone(), report["skipped"].as_u64().unwrap())
+}
+
+/// A program that aborts with a message, if it cannot open a file.
+const ABORTS: &str = "import os
+try: os.close(os.open('/etc/passwd', os.O_RDONLY))
+except OSError as error: os.write(2, b'\\x1b[1mcannot go on\\n' * 2000 + b'the end\\n'); os.abort()";
+
+#[test]
+fn rows_can_be_run_alone_and_tell_what_the_program_wrote() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let words = ["/usr/bin/python3", "-I", "-S", "-c", ABORTS];
+    let only = |only: &str, options: &[&str]| {
+        faults(directory.path(), &[options, &["-e", "openat", "--only", only]].concat(), &words)
+    };
+    let (runs, skipped) = report(&only("/etc/passwd", &["--json"]));
+    assert!(runs.len() == 1 && skipped == 0, "{runs:?}");
+    assert_eq!((runs[0]["verdict"].as_str(), runs[0]["call"].as_str()), (Some("CRASH"), Some("openat")));
+    let wrote = runs[0]["stderr"].as_str().unwrap();
+    assert!(wrote.len() <= 4096 && wrote.ends_with("cannot go on\nthe end\n"), "{wrote}");
+    // The same row by its number, as a table.
+    let number = runs[0]["row"].to_string();
+    let output = only(&number, &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains(&format!("row {number} wrote: the end\n")), "{text}");
+    assert!(text.contains(&format!("row {number} wrote: ...\n")), "{text}");
+    assert!(text.contains("\\u{1b}[1mcannot go on") && !text.contains('\u{1b}'), "{text}");
+    assert_eq!(text.matches(" wrote: ").count(), 11, "{text}");
+    assert!(text.contains("1 places: 0 reported"), "{text}");
+    // Nothing of a bar, where nobody watches.
+    assert!(!String::from_utf8_lossy(&output.stderr).contains('['), "{output:?}");
+    let failed = only("9999", &[]);
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("cannot try only \"9999\""), "{failed:?}");
+}
+
+#[test]
+fn the_loaders_rows_are_left_out_unless_asked_for() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let of = |options: &[&str]| {
+        let options = [&["--json", "-e", "openat,close"], options].concat();
+        report(&faults(directory.path(), &options, &["true"]))
+    };
+    let (own, skipped) = of(&[]);
+    let (all, none) = of(&["--loader"]);
+    assert!(skipped > 0 && none == 0 && all.len() as u64 == own.len() as u64 + skipped, "{own:?} {all:?}");
+    let is_loaders = |run: &serde_json::Value| run["frames"][0].as_str().unwrap().starts_with("ld-linux");
+    assert!(!own.iter().any(is_loaders) && all.iter().any(is_loaders), "{own:?} {all:?}");
+    // Numbers are those among all.
+    let numbers =
+        |runs: &[serde_json::Value]| runs.iter().map(|run| run["row"].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(numbers(&all), (1..=all.len() as u64).collect::<Vec<_>>());
+    assert!(numbers(&own).iter().all(|number| *number > 1), "{own:?}");
+}
+
+#[test]
+fn a_terminal_is_shown_how_far_it_is() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let terminal =
+        rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY).unwrap();
+    rustix::pty::grantpt(&terminal).unwrap();
+    rustix::pty::unlockpt(&terminal).unwrap();
+    let name = rustix::pty::ptsname(&terminal, Vec::new()).unwrap();
+    let other = std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let mut command = Command::new(ORRERY);
+    command
+        .args(["faults", "-e", "openat", "--loader", "--limit", "2", "--", "true"])
+        .current_dir(directory.path());
+    let output = command.stderr(other.try_clone().unwrap()).output().unwrap();
+    let mut shown = [0; 4096];
+    let length = rustix::io::read(&terminal, &mut shown).unwrap();
+    let shown = String::from_utf8_lossy(&shown[..length]);
+    assert!(shown.contains("] 0/2 openat(") && shown.contains("] 1/2 openat("), "{shown:?}");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("0/2"), "{output:?}");
+    let last = shown.find("1/2").unwrap();
+    assert!(shown[last..].contains("\r\u{1b}[K"), "{shown:?}");
+}
+
+/// A program that has `orrery` stopped until it has ended, as on a machine that is busy.
+const STOPS: &str = "import os, signal, time
+parent = os.getppid()
+if os.fork() == 0:
+    time.sleep(0.06); os.kill(parent, signal.SIGCONT); os._exit(0)
+os.kill(parent, signal.SIGSTOP)
+os.close(os.open('/etc/passwd', os.O_RDONLY))";
+
+#[test]
+fn places_are_known_though_the_program_has_ended_when_they_are_looked_for() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let words = ["/usr/bin/python3", "-I", "-S", "-c", STOPS];
+    let options = ["--json", "-e", "openat", "--only", "passwd"];
+    let (runs, _) = report(&faults(directory.path(), &options, &words));
+    let frames = runs[0]["frames"].as_array().unwrap();
+    assert!(frames.iter().all(|frame| !frame.as_str().unwrap().starts_with("0x")), "{frames:?}");
 }

@@ -10,9 +10,13 @@ use super::trial::{Fault, Outcome};
 
 /// One run.
 pub(super) struct Row {
+    /// Its number among all places.
+    pub(super) number: usize,
     pub(super) place: CallSite,
     pub(super) fault: Fault,
     pub(super) outcome: Outcome,
+    /// The end of what the program wrote to standard error.
+    pub(super) errors: Vec<u8>,
 }
 
 impl Row {
@@ -29,16 +33,20 @@ impl Row {
     }
 }
 
-/// A table: the bad ones last, where they are seen.
-pub(super) fn table(rows: &[Row], expected: &Outcome) -> String {
+/// How many lines of what a program wrote are shown.
+const LINES: usize = 10;
+
+/// A table: the bad ones last, where they are seen, and then what these programs wrote.
+pub(super) fn table(rows: &[Row], expected: &Outcome, skipped: usize) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["verdict", "error", "call", "from", "the program"]);
+    table.set_header(["row", "verdict", "error", "call", "from", "the program"]);
     let mut sorted: Vec<&Row> = rows.iter().collect();
     sorted.sort_by_key(|row| row.outcome.is_bad());
-    for row in sorted {
+    for row in &sorted {
         let example: String = row.place.example.chars().take(60).collect();
         table.add_row([
+            row.number.to_string(),
             row.verdict(expected).to_owned(),
             row.fault.to_string(),
             example,
@@ -48,6 +56,9 @@ pub(super) fn table(rows: &[Row], expected: &Outcome) -> String {
     }
     let count = |verdict| rows.iter().filter(|row| row.verdict(expected) == verdict).count();
     let mut text = format!("{table}\n");
+    for row in sorted.iter().filter(|row| row.outcome.is_bad() && !row.errors.is_empty()) {
+        text.push_str(&errors(row));
+    }
     let _infallible = writeln!(
         text,
         "{} places: {} reported, {} did without, {} not reached; {} crashes, {} hangs, {} inconsistent",
@@ -59,23 +70,47 @@ pub(super) fn table(rows: &[Row], expected: &Outcome) -> String {
         count("HANG"),
         count("INCONSISTENT"),
     );
+    if skipped > 0 {
+        let _infallible =
+            writeln!(text, "{skipped} places in the dynamic loader were skipped; --loader tries them, too");
+    }
     text
 }
 
-pub(super) fn json(rows: &[Row], expected: &Outcome) -> serde_json::Result<String> {
+/// Returns the last lines that a program wrote, each behind the row's number. What a terminal would obey is escaped.
+fn errors(row: &Row) -> String {
+    let text = String::from_utf8_lossy(&row.errors);
+    let lines: Vec<&str> = text.lines().collect();
+    let left = lines.len().saturating_sub(LINES);
+    let more = (left > 0).then(|| "...".to_owned());
+    let shown = lines[left..].iter().map(|line| {
+        line.chars()
+            .flat_map(|each| {
+                if each.is_control() && each != '\t' { each.escape_default().collect() } else { vec![each] }
+            })
+            .collect::<String>()
+    });
+    more.into_iter().chain(shown).map(|line| format!("row {} wrote: {line}\n", row.number)).collect()
+}
+
+pub(super) fn json(rows: &[Row], expected: &Outcome, skipped: usize) -> serde_json::Result<String> {
     let rows: Vec<_> = rows
         .iter()
         .map(|row| {
             json!({
+                "row": row.number,
                 "verdict": row.verdict(expected),
                 "call": row.place.call,
                 "example": row.place.example,
                 "frames": row.place.frames,
                 "error": row.fault.to_string(),
                 "outcome": row.outcome.to_string(),
+                "stderr": String::from_utf8_lossy(&row.errors),
             })
         })
         .collect();
-    serde_json::to_string_pretty(&json!({"undisturbed": expected.to_string(), "runs": rows}))
-        .map(|text| text + "\n")
+    serde_json::to_string_pretty(
+        &json!({"undisturbed": expected.to_string(), "runs": rows, "skipped": skipped}),
+    )
+    .map(|text| text + "\n")
 }

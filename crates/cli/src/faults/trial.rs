@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use orrery_hijack::decode::error_name;
 use orrery_hijack::{Hijack, Options, Policy};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, kill_process_group, setpgid, setrlimit, waitpid,
 };
@@ -97,19 +99,47 @@ pub(super) fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Standard input, output and error lead nowhere while this lives.
+/// How much of what a program writes to standard error is kept: the end.
+const KEPT: usize = 4096;
+
+/// What a program writes to standard error.
+struct Errors {
+    pipe: OwnedFd,
+    text: Vec<u8>,
+}
+
+impl Errors {
+    /// Returns it, and the end of the pipe to write to.
+    fn new() -> io::Result<(Self, OwnedFd)> {
+        let (pipe, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
+        Ok((Self { pipe, text: Vec::new() }, writer))
+    }
+
+    /// Reads what there is, so that the program never waits for long.
+    fn read(&mut self) {
+        let mut room = [0; 65536];
+        while let Ok(length @ 1..) = rustix::io::read(&self.pipe, &mut room) {
+            self.text.extend_from_slice(&room[..length]);
+            let more = self.text.len().saturating_sub(KEPT);
+            self.text.drain(..more);
+        }
+    }
+}
+
+/// Standard input and output lead nowhere while this lives, and standard error to a pipe.
 struct Silence {
     saved: [Option<OwnedFd>; 3],
 }
 
 impl Silence {
-    fn begin() -> io::Result<Self> {
+    fn begin(errors: &OwnedFd) -> io::Result<Self> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         let copy = |stream: BorrowedFd<'_>| fcntl_dupfd_cloexec(stream, 3).ok();
         let saved = [copy(stdin()), copy(stdout()), copy(stderr())];
         dup2_stdin(&null)?;
         dup2_stdout(&null)?;
-        dup2_stderr(&null)?;
+        dup2_stderr(errors)?;
         Ok(Self { saved })
     }
 }
@@ -135,7 +165,12 @@ fn shell(command: &str) -> anyhow::Result<bool> {
 
 impl Trials<'_> {
     /// Runs the program with one call failing.
-    pub(super) fn fail(&self, place: &CallSite, fault: Fault, times: u32) -> anyhow::Result<Outcome> {
+    pub(super) fn fail(
+        &self,
+        place: &CallSite,
+        fault: Fault,
+        times: u32,
+    ) -> anyhow::Result<(Outcome, Vec<u8>)> {
         let policy = match fault {
             Fault::Error(errno) => Policy::failing(place.number, place.site, errno, times),
             Fault::Short(bytes) => Policy::cutting(place.number, place.site, bytes, times),
@@ -143,24 +178,32 @@ impl Trials<'_> {
         self.run(policy, |_| ())
     }
 
-    /// Runs the program under a policy; `meanwhile` is called often, and once more when it has ended.
-    pub(super) fn run(&self, policy: Policy, mut meanwhile: impl FnMut(&Hijack)) -> anyhow::Result<Outcome> {
+    /// Runs the program under a policy: how it ended, and the end of what it wrote to standard error. `meanwhile` is called often, and
+    /// once more when it has ended.
+    pub(super) fn run(
+        &self,
+        policy: Policy,
+        mut meanwhile: impl FnMut(&Hijack),
+    ) -> anyhow::Result<(Outcome, Vec<u8>)> {
         if let Some(before) = self.before {
             ensure!(shell(before)?, "{before:?} fails, which is to prepare the state before each run");
         }
         let counts_acts = !policy.tells();
         let hijack = Hijack::start(Options::default().counted(false).policy(policy))?;
         let (program, rest) = self.command.split_first().context("no program given")?;
+        let (mut errors, writer) = Errors::new().context("cannot make a pipe for what the program writes")?;
         let tracee = {
-            let _silent = Silence::begin().context("cannot open /dev/null")?;
+            let _silent = Silence::begin(&writer).context("cannot open /dev/null")?;
             hijack.spawn(program, rest)?
         };
+        drop(writer);
         // So that its children can be ended with it. Too late if it is executing by now: then it alone is.
         let pid = Pid::from_raw(tracee.pid()).context("the program has no PID")?;
         let group = setpgid(Some(pid), Some(pid)).is_ok();
         let start = Instant::now();
         let outcome = loop {
             meanwhile(&hijack);
+            errors.read();
             match waitpid(Some(pid), WaitOptions::NOHANG) {
                 Ok(None) | Err(Errno::INTR) if start.elapsed() < self.timeout => thread::sleep(INTERVAL),
                 Ok(None) | Err(Errno::INTR) => {
@@ -180,14 +223,16 @@ impl Trials<'_> {
             let _ = kill_process_group(pid, Signal::KILL);
         }
         meanwhile(&hijack);
+        errors.read();
         let acted = hijack.rule_hits().first().is_some_and(|(_, acts)| *acts > 0);
-        Ok(match outcome {
+        let outcome = match outcome {
             Outcome::Exited(status) => match self.check {
                 Some(check) if !shell(check)? => Outcome::Inconsistent(status),
                 _ if counts_acts && !acted => Outcome::NotReached,
                 _ => outcome,
             },
             other => other,
-        })
+        };
+        Ok((outcome, errors.text))
     }
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, bail};
 use orrery_hijack::calls;
 use orrery_hijack::decode::signal_number;
+use orrery_hijack::policy::Descriptors;
 use regex_lite::Regex;
 
 /// What a list of expressions asks for.
@@ -16,8 +17,8 @@ pub(crate) struct Selection {
     pub(super) successful: bool,
     /// `abbrev=none`.
     pub(super) verbose: bool,
-    /// `decode-fds=path`.
-    pub(super) descriptors: bool,
+    /// What `decode-fds=` says.
+    pub(super) descriptors: Descriptors,
     /// Signals, one bit each: what `signal=` says, or all.
     pub(super) signals: u64,
     /// What `inject=` and `fault=` say, in their order.
@@ -31,7 +32,7 @@ impl Default for Selection {
             failed: false,
             successful: false,
             verbose: false,
-            descriptors: false,
+            descriptors: Descriptors::NONE,
             signals: u64::MAX,
             injections: Vec::new(),
         }
@@ -155,6 +156,29 @@ fn signals(set: &str) -> anyhow::Result<u64> {
     Ok(if all_but { !named } else { named })
 }
 
+/// What of descriptors is printed: `path,socket`, `!pidfd`, `all`.
+///
+/// # Errors
+/// What means nothing.
+fn descriptors(set: &str) -> anyhow::Result<Descriptors> {
+    const KINDS: [(&str, Descriptors); 4] = [
+        ("path", Descriptors::PATHS),
+        ("socket", Descriptors::SOCKETS),
+        ("dev", Descriptors::DEVICES),
+        ("pidfd", Descriptors::PROCESSES),
+    ];
+    let (words, all_but) = set.strip_prefix('!').map_or((set, false), |words| (words, true));
+    let words: Vec<&str> = words.split(',').collect();
+    let unknown =
+        |word: &&&str| !matches!(**word, "all" | "none") && KINDS.iter().all(|(kind, _)| kind != *word);
+    if let Some(word) = words.iter().find(unknown) {
+        bail!("cannot decode descriptors as {word:?}: there are path, socket, dev, pidfd, all and none");
+    }
+    let is_named = |kind: &str| words.contains(&kind) || words.contains(&"all");
+    let chosen = KINDS.iter().filter(|(kind, _)| is_named(kind) != all_but);
+    Ok(chosen.fold(Descriptors::NONE, |all, (_, kind)| all.with(*kind)))
+}
+
 impl Selection {
     fn set(&mut self, setting: &str, value: &str) -> anyhow::Result<()> {
         match (setting, value) {
@@ -163,12 +187,12 @@ impl Selection {
             ("status" | "st", "all") | ("abbrev" | "a", "all") => {}
             ("signal" | "signals" | "s", set) => self.signals = signals(set)?,
             ("abbrev" | "a", "none") | ("verbose" | "v", "all") => self.verbose = true,
-            ("decode-fds" | "fd", "path") => self.descriptors = true,
+            ("decode-fds" | "fd", set) => self.descriptors = descriptors(set)?,
             ("inject" | "fault", _) => {
                 self.injections.push(Injection { fails: setting == "fault", text: value.to_owned() });
             }
             _ => bail!(
-                "-e {setting}={value} is not known here: there are trace=, signal=, inject=, fault=, status=failed, status=successful, abbrev=none, decode-fds=path"
+                "-e {setting}={value} is not known here: there are trace=, signal=, inject=, fault=, status=failed, status=successful, abbrev=none, decode-fds="
             ),
         }
         Ok(())
@@ -210,7 +234,11 @@ mod tests {
         assert!(selection("status=failed").unwrap().failed);
         assert!(selection("status=successful").unwrap().successful);
         assert!(selection("abbrev=none").unwrap().verbose);
-        assert!(selection("decode-fds=path").unwrap().descriptors);
+        let descriptors = |set: &str| selection(&format!("decode-fds={set}")).unwrap().descriptors;
+        assert_eq!((descriptors("path"), descriptors("none")), (Descriptors::PATHS, Descriptors::NONE));
+        assert_eq!((descriptors("all"), descriptors("!none")), (Descriptors::ALL, Descriptors::ALL));
+        assert_eq!(descriptors("dev,socket"), Descriptors::SOCKETS.with(Descriptors::DEVICES));
+        assert_eq!(descriptors("!pidfd,path"), descriptors("dev,socket"));
         assert_eq!(selection("status=failed").unwrap().calls.len(), calls::all().len());
         let signals = |expression: &str| selection(expression).unwrap().signals;
         assert_eq!((signals("read"), signals("signal=all"), signals("signal=none")), (u64::MAX, u64::MAX, 0));
@@ -231,7 +259,7 @@ mod tests {
             ("/no_call_has_this/", "no system call"),
             ("read=3", "is not known here"),
             ("signal=SIGNONE", "no signal is called \"SIGNONE\""),
-            ("decode-fds=all", "is not known here"),
+            ("decode-fds=path,inode", "cannot decode descriptors as \"inode\""),
         ] {
             let error = format!("{:#}", selection(expression).unwrap_err());
             assert!(error.contains(part), "{expression}: {error}");

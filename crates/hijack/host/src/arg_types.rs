@@ -3,7 +3,9 @@
 //! Most follows from an argument's type in the kernel: a `const struct` is read before the call, another one after it. What
 //! does not follow is written here.
 
-use orrery_hijack_image::capture::{ArgCapture, CAPTURES, CONTROL, NAME, NO_ARGUMENT, RESULT, extent, when};
+use orrery_hijack_image::capture::{
+    ArgCapture, CAPTURES, CONTROL, NAME, NO_ARGUMENT, RESULT, WORKING_DIRECTORY, details, extent, when,
+};
 use orrery_hijack_image::nr::CALLS;
 
 use crate::calls::{self, Argument, Signature};
@@ -13,6 +15,8 @@ use crate::structures;
 const BUFFER: u16 = 48;
 /// How much of a path.
 pub(crate) const PATH: u16 = 160;
+/// How much of a path with details of what it leads to, or of what has a number instead of a path and an address as long as one.
+const DETAILS: u16 = 176;
 /// How much of another string.
 const STRING: u16 = 64;
 /// How much of a command line.
@@ -292,8 +296,33 @@ fn more(call: &Signature) -> Vec<ArgCapture> {
 pub struct Detail {
     /// How many bytes of a buffer: [`Detail::MOST`] at most; `None`: some fifty.
     pub buffers: Option<u16>,
-    /// Whether descriptors are printed with their paths.
-    pub descriptors: bool,
+    /// What is printed of descriptors beside their numbers.
+    pub descriptors: Descriptors,
+}
+
+/// What is printed of descriptors beside their numbers, as a set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Descriptors(u16);
+
+impl Descriptors {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Where they lead: paths, and for what has none its kind and inode.
+    pub const PATHS: Self = Self(details::PATH);
+    /// Protocols and addresses of sockets.
+    pub const SOCKETS: Self = Self(details::SOCKET);
+    /// Kinds and numbers of devices.
+    pub const DEVICES: Self = Self(details::DEVICE);
+    /// Processes of PID file descriptors.
+    pub const PROCESSES: Self = Self(details::PROCESS);
+    /// All of these.
+    pub const ALL: Self = Self(details::ALL);
+
+    /// Returns what is in one or the other.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 }
 
 impl Detail {
@@ -334,19 +363,26 @@ fn opens(call: &str) -> bool {
 }
 
 /// Returns where descriptors of a call lead: those that it is given as they are before, the one that it returns.
-fn descriptors(call: &Signature) -> Vec<ArgCapture> {
-    let capture_of = |argument: u8, after: bool| ArgCapture {
+fn descriptors(call: &Signature, detail: Descriptors) -> Vec<ArgCapture> {
+    if detail == Descriptors::NONE {
+        return Vec::new();
+    }
+    let capture_of = |argument: u8, by: u8, after: bool| ArgCapture {
         argument,
         extent: extent::DESCRIPTOR,
-        by: 0,
+        by,
         after: if after { when::SUCCEEDED } else { when::BEFORE },
-        size: 1,
-        most: PATH,
+        size: detail.0,
+        most: if detail == Descriptors::PATHS { PATH } else { DETAILS },
     };
     let arguments = (0..).zip(call.arguments.as_deref().unwrap_or_default());
     let given = arguments.filter(|(_, argument)| argument.is_descriptor() || argument.is_directory());
-    let mut captures: Vec<_> = given.map(|(index, _)| capture_of(index, false)).collect();
-    captures.extend(opens(call.name).then(|| capture_of(RESULT, true)));
+    let mut captures: Vec<_> = given
+        .map(|(index, argument)| {
+            capture_of(index, if argument.is_directory() { WORKING_DIRECTORY } else { 0 }, false)
+        })
+        .collect();
+    captures.extend(opens(call.name).then(|| capture_of(RESULT, 0, true)));
     captures
 }
 
@@ -358,7 +394,7 @@ pub(crate) fn captures(detail: Detail) -> [[ArgCapture; CAPTURES]; CALLS + 1] {
         if let Some(places) = captures.get_mut(number).filter(|_| number < CALLS) {
             let decoders =
                 (0..call.arguments.as_ref().map_or(0, Vec::len)).filter_map(|index| decoders(call, index));
-            let descriptors = if detail.descriptors { descriptors(call) } else { Vec::new() };
+            let descriptors = descriptors(call, detail.descriptors);
             let captures =
                 decoders.map(|decoder| detail.capture(decoder)).chain(more(call)).chain(descriptors);
             for (place, capture) in places.iter_mut().zip(captures) {
@@ -427,7 +463,7 @@ mod tests {
     fn details_are_told_on_request() {
         let number = |call| usize::try_from(calls::named(call).unwrap().number).unwrap();
         let plain = captures(Detail::default());
-        let more = captures(Detail { buffers: Some(u16::MAX), descriptors: true });
+        let more = captures(Detail { buffers: Some(u16::MAX), descriptors: Descriptors::PATHS });
         let of = |captures: &[[ArgCapture; CAPTURES]; CALLS + 1], call| {
             let captures = captures[number(call)].into_iter().filter(|capture| *capture != ArgCapture::NONE);
             captures.map(|capture| (capture.argument, capture.extent, capture.most)).collect::<Vec<_>>()
@@ -438,6 +474,10 @@ mod tests {
             [(1, extent::STRING, PATH), (0, extent::DESCRIPTOR, PATH), (RESULT, extent::DESCRIPTOR, PATH)];
         assert_eq!(of(&more, "openat"), openat);
         assert_eq!(of(&plain, "openat"), openat[..1]);
+        let all = captures(Detail { buffers: None, descriptors: Descriptors::ALL });
+        assert_eq!(of(&all, "close"), [(0, extent::DESCRIPTOR, DETAILS)]);
+        assert_eq!(all[number("close")][0].size, details::ALL);
+        assert_eq!(more[number("close")][0].size, details::PATH);
     }
 
     #[test]
@@ -445,7 +485,11 @@ mod tests {
         for call in calls::all() {
             let arguments = call.arguments.as_ref().map_or(0, Vec::len);
             let all: Vec<_> = (0..arguments).filter_map(|index| decoders(call, index)).collect();
-            assert!(all.len() + more(call).len() + descriptors(call).len() <= CAPTURES, "{}", call.name);
+            assert!(
+                all.len() + more(call).len() + descriptors(call, Descriptors::ALL).len() <= CAPTURES,
+                "{}",
+                call.name
+            );
             let captures = all.iter().map(|decoder| decoder.capture).chain(more(call));
             let most: usize = captures.map(|capture| usize::from(capture.most)).sum();
             // The last of the system's names are cut off, and what a long path leaves no room for.

@@ -13,6 +13,7 @@ use crate::arg_names;
 use crate::arg_types::{ArgDecoder, ArgType, decoders};
 use crate::calls::{self, Argument, Signature};
 use crate::constants::{Names, signals, signed};
+use crate::descriptors::leading;
 use crate::events::{Event, State};
 pub use crate::form::{Form, Hexadecimal};
 use crate::structures;
@@ -24,11 +25,6 @@ pub struct Described {
     pub name: &'static str,
     /// The text to print.
     pub text: String,
-}
-
-/// Returns a descriptor, and where it leads.
-fn leading(descriptor: u64, path: &[u8], form: Form) -> String {
-    format!("{}<{}>", signed(descriptor & 0xffff_ffff), form.escaped(path))
 }
 
 /// `struct sockaddr`.
@@ -311,6 +307,9 @@ fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, 
     if let Some(path) = event.memory(index)
         && (argument.is_descriptor() || argument.is_directory())
     {
+        if argument.is_directory() && signed(value) == "-100" {
+            return format!("AT_FDCWD<{}>", form.escaped(path));
+        }
         return leading(value, path, form);
     }
     if argument.is_directory() && signed(value) == "-100" {

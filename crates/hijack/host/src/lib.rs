@@ -49,6 +49,7 @@ pub mod calls;
 mod code_locations;
 mod constants;
 pub mod decode;
+mod descriptors;
 mod error;
 mod events;
 mod form;

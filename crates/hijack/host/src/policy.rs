@@ -54,7 +54,7 @@ mod view;
 
 use orrery_hijack_image::policy::{Rule, action, log};
 
-pub use crate::arg_types::Detail;
+pub use crate::arg_types::{Descriptors, Detail};
 use compile::Compiled;
 pub use orrery_policy::{Manager, PolicyError};
 pub use services::{Mount, Remembered, Services, Sleep};

@@ -13,6 +13,9 @@ pub const CONTROL: u8 = 7;
 /// Stands for an argument where the address of such a message is meant.
 pub const NAME: u8 = 8;
 
+/// Says of a descriptor that `AT_FDCWD` stands for the working directory.
+pub const WORKING_DIRECTORY: u8 = 1;
+
 /// A piece of memory that an argument points to.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,12 +72,91 @@ pub mod extent {
     pub const BUFFERS: u8 = 7;
     /// The buffers of a `struct msghdr`, likewise.
     pub const MESSAGE: u8 = 8;
-    /// No memory: where the descriptor leads that the argument is, or that the call returns ([`RESULT`](super::RESULT)).
+    /// No memory: where the descriptor leads that the argument is, or that the call returns ([`RESULT`](super::RESULT)), and what that is:
+    /// `size` says what of it ([`details`](super::details)), `by` whether `AT_FDCWD` is one ([`WORKING_DIRECTORY`](super::WORKING_DIRECTORY)). Behind the path there is a zero byte and one of
+    /// [`SocketDetails`](super::SocketDetails), [`DeviceDetails`](super::DeviceDetails) or a PID of four bytes, if that was asked for.
     pub const DESCRIPTOR: u8 = 9;
     /// The control data of the `struct msghdr` to which the argument `by` points.
     pub const CONTROL: u8 = 10;
     /// The address in the `struct msghdr` to which the argument `by` points.
     pub const NAME: u8 = 11;
+}
+
+/// What is captured of a descriptor, as a set.
+pub mod details {
+    /// Where it leads, whatever that is.
+    pub const PATH: u16 = 1 << 0;
+    /// Protocol and addresses of a socket.
+    pub const SOCKET: u16 = 1 << 1;
+    /// Kind and number of a device.
+    pub const DEVICE: u16 = 1 << 2;
+    /// The process of a PID file descriptor.
+    pub const PROCESS: u16 = 1 << 3;
+    /// All of these.
+    pub const ALL: u16 = PATH | SOCKET | DEVICE | PROCESS;
+}
+
+/// What begins the details of a socket. The address that it is bound to follows, and that of its peer, each of as many bytes as this says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketDetails {
+    /// `SO_DOMAIN`.
+    pub domain: u16,
+    /// `SO_TYPE`.
+    pub kind: u16,
+    /// `SO_PROTOCOL`.
+    pub protocol: u16,
+    /// The length of the address that it is bound to.
+    pub own: u8,
+    /// The length of its peer's address; zero if it is not connected.
+    pub peer: u8,
+}
+
+impl SocketDetails {
+    /// How many bytes it has.
+    pub const LENGTH: usize = 8;
+
+    /// Returns it as bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let ([a, b], [c, d], [e, f]) =
+            (self.domain.to_ne_bytes(), self.kind.to_ne_bytes(), self.protocol.to_ne_bytes());
+        [a, b, c, d, e, f, self.own, self.peer]
+    }
+
+    /// Reads it from bytes.
+    #[must_use]
+    pub fn from_bytes([a, b, c, d, e, f, own, peer]: [u8; Self::LENGTH]) -> Self {
+        let number = |bytes: [u8; 2]| u16::from_ne_bytes(bytes);
+        Self { domain: number([a, b]), kind: number([c, d]), protocol: number([e, f]), own, peer }
+    }
+}
+
+/// The details of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceDetails {
+    /// `st_mode`, which says of what kind it is.
+    pub mode: u32,
+    /// The lower half of `st_rdev`, in which the kernel has it whole.
+    pub number: u32,
+}
+
+impl DeviceDetails {
+    /// How many bytes it has.
+    pub const LENGTH: usize = 8;
+
+    /// Returns it as bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LENGTH] {
+        (u64::from(self.mode) | u64::from(self.number) << 32).to_le_bytes()
+    }
+
+    /// Reads it from bytes.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "these are its halves")]
+    pub fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
+        let both = u64::from_le_bytes(bytes);
+        Self { mode: both as u32, number: (both >> 32) as u32 }
+    }
 }
 
 const _: () = assert!(size_of::<ArgCapture>() == 8);

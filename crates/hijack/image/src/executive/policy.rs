@@ -2,6 +2,7 @@
 
 pub(crate) mod call_stack;
 pub(crate) mod conditions;
+pub(crate) mod descriptors;
 pub(crate) mod handlers;
 pub(crate) mod journal_writer;
 pub(crate) mod path_filter;

@@ -5,9 +5,10 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
 use super::conditions::{Call, Facts};
+use super::paths::AT_FDCWD;
 use super::table::{Policy, policy};
-use super::{call_stack, paths};
-use crate::capture::{ArgCapture, CONTROL, NAME, RESULT, extent, when};
+use super::{call_stack, descriptors};
+use crate::capture::{ArgCapture, CONTROL, NAME, RESULT, WORKING_DIRECTORY, extent, when};
 use crate::executive::abi::state::journal;
 use crate::executive::abi::syscall::{EFAULT, EINTR, address, call};
 use crate::executive::abi::tsc::{since, ticks};
@@ -121,7 +122,9 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
         index => argument(index),
     };
     let nothing = match capture.extent {
-        extent::DESCRIPTOR => (from as i32) < 0,
+        extent::DESCRIPTOR => {
+            (from as i32) < 0 && !(capture.by == WORKING_DIRECTORY && from as i32 == AT_FDCWD)
+        }
         _ => from == 0,
     };
     if capture.argument == NO_ARGUMENT || nothing {
@@ -148,7 +151,7 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     let read = match capture.extent {
         extent::STRING => user_memory::read_string(from, room),
         extent::STRINGS => read_strings(from, room),
-        extent::DESCRIPTOR => paths::of_fd(from as i32, room),
+        extent::DESCRIPTOR => descriptors::describe(from as i32, capture.size, room),
         extent::BUFFERS => read_buffers(from, by, room),
         // `msg_iov` and `msg_iovlen` are the third and the fourth word of a `struct msghdr`.
         // SAFETY: any bytes are valid integers.

@@ -7,7 +7,8 @@ use crate::executive::abi::syscall::{ENAMETOOLONG, address_mut, call, failed};
 use crate::executive::abi::user_memory;
 use crate::nr;
 
-const AT_FDCWD: i32 = -100;
+/// Stands for the working directory where a call takes the descriptor of a directory.
+pub(crate) const AT_FDCWD: i32 = -100;
 
 /// PathBuffer for paths, which hands out what it has left.
 pub(crate) struct PathBuffer<'a> {
@@ -51,7 +52,10 @@ pub(crate) fn absolute(directory: Option<u64>, path: u64, to: &mut [u8]) -> Resu
 }
 
 /// Returns the path of the directory that relative paths begin at.
-fn of_directory(directory: Option<u64>, to: &mut [u8]) -> Result<usize, i64> {
+///
+/// # Errors
+/// What `getcwd` and `readlink` say; `-ENAMETOOLONG`.
+pub(crate) fn of_directory(directory: Option<u64>, to: &mut [u8]) -> Result<usize, i64> {
     // The kernel reads an `int`.
     match directory.map(|directory| directory as i32) {
         None | Some(AT_FDCWD) => {
