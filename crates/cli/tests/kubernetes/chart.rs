@@ -71,7 +71,11 @@ pub(crate) fn render(values: &Value) -> Option<BTreeMap<String, Value>> {
     fs::create_dir(&output).unwrap();
     fs::write(&file, values.to_string()).unwrap();
     let mut command = Command::new(packaging().join("render"));
-    command.arg(&output).arg(&file).stdin(Stdio::null()).env("GOCACHE", directory.path().join("cache"));
+    command
+        .arg(&output)
+        .arg(&file)
+        .stdin(Stdio::null())
+        .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"));
     let rendered = command.output().unwrap();
     assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
     let files = fs::read_dir(&output).unwrap().flatten();
