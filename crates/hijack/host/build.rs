@@ -12,7 +12,11 @@ fn main() {
     let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     // The image must hold nothing that the kernel or a C library would have to provide: no start files, no libraries,
     // no relocations but those that add where it is.
-    let link = "-nostdlib -nostartfiles -Wl,-Bsymbolic,-z,defs,-z,now,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--build-id=sha1";
+    let mut link = "-nostdlib -nostartfiles -Wl,-Bsymbolic,-z,defs,-z,now,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--build-id=sha1".to_owned();
+    // What debuggers read is most of the image, and half a megabyte of each program that has it. Tests read it as it is.
+    if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+        link.push_str(",--compress-debug-sections=zlib");
+    }
     let status = Command::new(rustc)
         .args(["--edition", "2024", "--crate-name", "orrery_hijack_image", "--crate-type", "cdylib"])
         .args(["--cfg", "feature=\"image\"", "--cap-lints", "warn"])
