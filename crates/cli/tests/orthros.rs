@@ -329,6 +329,28 @@ fn a_service_that_exits_is_reported_and_restarted_as_asked() {
     up.expect("end");
 }
 
+/// While one processor is silent a thread on the other one may be entering the kernel or leaving it, with its registers half saved.
+#[test]
+fn a_service_that_calls_without_pause_survives_silence() {
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    const CALLS: &str = "while umask 22; do umask 22; umask 22; umask 22; umask 22; umask 22; umask 22; done";
+    let mut up = Up::start(&["--cpus", "2"], &["sh", "-c", &format!("({CALLS}) & {CALLS}")]);
+    up.expect("help");
+    for _ in 0..4 {
+        up.say("crash hang");
+        let survived = up.expect("survived");
+        assert_eq!(survived["failover"]["cause"], "silence", "{survived}");
+        up.expect("renewed");
+    }
+    up.say("quit");
+    up.expect("end");
+    assert!(up.child.wait().unwrap().success());
+}
+
 #[test]
 fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     use rustix::process::{Signal, kill_process};

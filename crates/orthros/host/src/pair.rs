@@ -53,6 +53,9 @@ const ROOM: Duration = Duration::from_secs(1);
 const REFUSED: Duration = Duration::from_millis(300);
 /// How long a part of a rescue may take in any case; one that hangs or gets no further is found long before.
 const RESCUE: Duration = Duration::from_secs(3600);
+/// How long a machine with a silent processor goes on where what another one did cannot be read, and how often.
+const MOMENT: Duration = Duration::from_millis(2);
+const MOMENTS: u32 = 20;
 
 /// Why a failover was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -554,27 +557,26 @@ impl Pair {
             // there.
             network.attach(&backup.port)?;
         }
-        let can_resume = cause == Cause::Request && self.active.machine.runs();
-        if !can_resume {
+        // It stands still, and can go on: where nothing else is asked for, or for a moment.
+        let stands = matches!(cause, Cause::Request | Cause::Silence) && self.active.machine.runs();
+        if !stands {
             self.kill_active(backup);
         }
         steps.push(Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() });
-        let (pid, registers) = (self.pid, self.registers.clone());
-        let request = Request::ReadService { pid, registers, strict: can_resume };
-        let read = backup
-            .start_restoring(&request)
-            .and_then(|()| self.plug(backup))
-            .and_then(|()| backup.expect("the service to be read", RESCUE));
-        match read {
-            Ok(Report::ImagesWritten) => {}
-            other => {
-                if can_resume {
-                    self.resume_active(backup)?;
-                }
-                return Err(other.err().unwrap_or_else(|| unexpected_report(&backup.machine)));
+        let mut moments = if stands && cause == Cause::Silence { MOMENTS } else { 0 };
+        while let Err(error) = self.read_service(backup, stands && cause == Cause::Request) {
+            let is_told = matches!(error, Error::Guest { .. });
+            if stands && cause == Cause::Request {
+                self.resume_active(backup)?;
+            } else if is_told && moments > 0 && self.run_active_for_a_moment() {
+                moments -= 1;
+                continue;
+            } else if stands {
+                self.kill_active(backup);
             }
+            return Err(error);
         }
-        if can_resume {
+        if stands {
             self.kill_active(backup);
             self.plug(backup)?;
         }
@@ -584,6 +586,29 @@ impl Pair {
         let Report::Online = said else { return Ok(said) };
         backup.online = true;
         backup.expect("the service to live again", RESCUE)
+    }
+
+    /// Has the backup read the service from the active's memory; `strict` refuses to leave anything out.
+    fn read_service(&self, backup: &mut Node, strict: bool) -> Result<()> {
+        let request = Request::ReadService { pid: self.pid, registers: self.registers.clone(), strict };
+        backup.start_restoring(&request)?;
+        self.plug(backup)?;
+        match backup.expect("the service to be read", RESCUE)? {
+            Report::ImagesWritten => Ok(()),
+            _ => Err(unexpected_report(&backup.machine)),
+        }
+    }
+
+    /// Lets what still runs of the active go on for a moment, and pauses it again: a thread that was just entering or leaving the
+    /// kernel, with its registers half saved, is somewhere else then. What it sends meanwhile goes nowhere, as what a dying
+    /// machine has sent last may. Returns whether that was done.
+    fn run_active_for_a_moment(&mut self) -> bool {
+        self.registers.clear();
+        if self.active.qmp.execute("cont", &json!({})).is_err() {
+            return false;
+        }
+        std::thread::sleep(MOMENT);
+        self.pause_active().is_none()
     }
 
     /// Pauses the active and notes what its processors hold; kills it, and returns why, where it does not answer. Its
