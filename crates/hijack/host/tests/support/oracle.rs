@@ -25,6 +25,9 @@ use super::tracefs;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 const SYS_MSEAL: i64 = 462;
+/// What is missed where the kernel's buffers were full before they were read.
+pub(crate) const LOST: &str = "some of what the kernel saw";
+
 /// What a supervisor has a new program do.
 const PREPARING: [i64; 11] = [
     libc::SYS_mmap,
@@ -255,7 +258,7 @@ fn judge(mut events: Vec<Event>) -> Seen {
                 };
                 Some(format!("call {number} from {from:#x}, by {whose} ({})", event.thread))
             }
-            (What::Lost, _) => Some("some of what the kernel saw".to_owned()),
+            (What::Lost, _) => Some(LOST.to_owned()),
         };
         if seen.missed.len() < TOLD {
             seen.missed.extend(missed);
