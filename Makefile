@@ -80,8 +80,8 @@ uninstall: ## remove what `make install` put there
 test: check ## formatting, lints, documentation without warnings, all tests
 	@# The C library and the programs that tests start, which no test would have built.
 	$(CARGO) build --workspace --locked
-	$(ONE_TEST)='timeout --foreground --kill-after=10 8m' \
-	    scripts/bounded 60m $(CARGO) test --workspace --locked
+	$(ONE_TEST)='timeout --foreground --kill-after=10 12m' \
+	    scripts/bounded 70m $(CARGO) test --workspace --locked
 	@$(if $(CLS_LLVM),,echo 'SKIPPED: the compiler pass: there is no clang of 14 to 19 with the headers of LLVM' >&2)
 	$(if $(CLS_LLVM),scripts/bounded 10m $(MAKE) --no-print-directory -C passes/cls test BUILD='$(abspath $(TARGET))/debug/cls' LLVM='$(CLS_LLVM)')
 	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) test --release --manifest-path fuzz/Cargo.toml --locked
@@ -149,16 +149,16 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_CASES=200 ORRERY_WHOLE=1 scripts/bounded 40m \
 	    $(CARGO) test --locked -p orrery-orc-instance --test sqlite --test known
 	$(CARGO) build --locked -p orrery-capi
-	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-capi --test suites -- --nocapture
+	ORRERY_WHOLE=1 scripts/bounded 70m $(CARGO) test --locked -p orrery-capi --test suites -- --nocapture
 	$(CARGO) build --locked -p orrery-cli
-	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
+	ORRERY_WHOLE=1 scripts/bounded 70m $(CARGO) test --locked -p orrery-hijack --test programs
 	scripts/bounded 20m $(CARGO) test --locked -p orrery-hijack --test stacks
-	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz
+	ORRERY_CASES=200 scripts/bounded 70m $(CARGO) test --locked -p orrery-hijack --test fuzz
 	$(CARGO) build --release --locked -p orrery-cli
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-hijack --test rewriting -- rewriting
-	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test steps
-	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
+	ORRERY_STEPS=1 scripts/bounded 70m $(CARGO) test --locked -p orrery-hijack --test steps
+	ORRERY_STEPS=1 scripts/bounded 70m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
 	$(CARGO) build --locked -p orrery-cli -p orrery-manager -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_FAULTS=1 ORRERY_KILLS=$(or $(KILLS),500) ORRERY_REQUESTS=$(or $(REQUESTS),100000) scripts/bounded 150m \
 	    $(CARGO) test --locked -p orrery-cli --test servers
