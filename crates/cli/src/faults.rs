@@ -70,7 +70,7 @@ const USUAL: [&str; 46] = [
 ///
 /// First the program runs undisturbed, to find the places that make system calls: the call, and the nearest return addresses.
 /// Then it runs once for each, and the first call from there fails. A program may report the error or do without; that it
-/// crashes, hangs or leaves a state that --check rejects is told, with what it wrote to standard error, and is this command's exit
+/// crashes, hangs or leaves a state that --check rejects is reported, with what it wrote to standard error, and is this command's exit
 /// status. What the dynamic loader calls is left out, unless --loader is given.
 #[derive(Args)]
 pub(crate) struct Arguments {

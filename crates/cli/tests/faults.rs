@@ -172,7 +172,7 @@ fn rows_can_be_run_alone_and_tell_what_the_program_wrote() {
     assert!(text.contains("\\u{1b}[1mcannot go on") && !text.contains('\u{1b}'), "{text}");
     assert_eq!(text.matches(" wrote: ").count(), 11, "{text}");
     assert!(text.contains("1 places: 0 reported"), "{text}");
-    // Nothing of a bar, where nobody watches.
+    // There is no bar where standard error is no terminal.
     assert!(!String::from_utf8_lossy(&output.stderr).contains('['), "{output:?}");
     let failed = only("9999", &[]);
     assert!(String::from_utf8_lossy(&failed.stderr).contains("cannot try only \"9999\""), "{failed:?}");

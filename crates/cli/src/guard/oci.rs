@@ -40,7 +40,7 @@ pub(super) struct Arguments {
     /// Say nothing of refusals, which a container's standard error has otherwise
     #[arg(long)]
     quiet: bool,
-    /// What the engine tells the runtime
+    /// The runtime's own options, command and arguments, as the engine gives them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
@@ -191,7 +191,7 @@ fn policy_of(arguments: &Arguments, config: &Value) -> Result<String> {
     Ok(text)
 }
 
-/// Checks that what a policy names is not for the container to say. What else is wrong with it the guard tells when it starts.
+/// Checks that the meaning of no path depends on the container. Other errors of the policy are reported when the guard starts.
 fn check_policy(text: &str, name: &str) -> Result<()> {
     let document = orrery_policy::Document::parse(text, name)?;
     document.refuse(&orrery_policy::Section::RULES, "a guard allows by lists and knows no rules")?;

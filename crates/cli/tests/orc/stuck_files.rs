@@ -47,7 +47,7 @@ impl Silence {
     /// Returns whether a request is left unanswered, of the thread `tid`. The test itself has to be able to open the
     /// files and to close them: the server is a thread of it. So have children that threads of it have made and that execute their program
     /// just now, which closes what they inherited: they have the thread's name until that is done, and would hang within
-    /// execve(2), where nobody could read their `/proc/PID/stat`.
+    /// execve(2), and reading their `/proc/PID/stat` would hang, too.
     fn includes(self, operation: u32, tid: u32) -> bool {
         let is_other = || {
             let name = |thread: PathBuf| std::fs::read(thread.join("comm")).unwrap_or_default();

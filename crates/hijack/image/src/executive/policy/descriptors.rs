@@ -1,4 +1,4 @@
-//! What a descriptor leads to, as it is when the call is made: nobody else can ask before it may be closed.
+//! What a descriptor leads to, looked up when the call is made: later it may be closed, or be another file's.
 
 use super::paths::{self, AT_FDCWD};
 use crate::capture::{DeviceDetails, SocketDetails, details};
