@@ -81,7 +81,7 @@ test: check ## formatting, lints, documentation without warnings, all tests
 	@# The C library and the programs that tests start, which no test would have built.
 	$(CARGO) build --workspace --locked
 	$(ONE_TEST)='timeout --foreground --kill-after=10 12m' \
-	    scripts/bounded 70m $(CARGO) test --workspace --locked
+	    scripts/bounded 70m $(CARGO) test --workspace --locked --no-fail-fast
 	@$(if $(CLS_LLVM),,echo 'SKIPPED: the compiler pass: there is no clang of 14 to 19 with the headers of LLVM' >&2)
 	$(if $(CLS_LLVM),scripts/bounded 10m $(MAKE) --no-print-directory -C passes/cls test BUILD='$(abspath $(TARGET))/debug/cls' LLVM='$(CLS_LLVM)')
 	CARGO_TARGET_DIR='$(abspath $(TARGET))/fuzz' $(CARGO) test --release --manifest-path fuzz/Cargo.toml --locked
