@@ -1,5 +1,5 @@
 //! The Python package of integrations/python: it installs without a network, has types, and passes its own tests under the
-//! system's Python and every newer one.
+//! system's Python and every newer one; those of its interpreters with an extension that is built by the compiler pass.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -108,6 +108,58 @@ fn it_passes_its_tests_where_pip_installs_it() {
         assert!(done.status.success(), "{}: {said}", interpreter.display());
         // What is skipped would be counted behind it.
         assert!(said.trim_end().ends_with("\nOK"), "{}: {said}", interpreter.display());
+    }
+}
+
+/// Builds the extension of the package's own tests for an interpreter, as modules of several names, with the pass and without.
+fn extensions(interpreter: &Path, pass: &Path, directory: &Path) -> bool {
+    let include = Command::new(interpreter)
+        .args(["-c", "import sysconfig; print(sysconfig.get_path('include'), end='')"])
+        .output()
+        .unwrap();
+    let include = String::from_utf8(include.stdout).unwrap();
+    if !Path::new(&include).join("Python.h").exists() {
+        orrery_testing::skipped!("{} has no headers", interpreter.display());
+        return false;
+    }
+    let source = package().join("tests/interpreters/counter.c");
+    for (compiler, place) in [(pass.join("bin/orrery-cc"), "."), ("cc".into(), "plain")] {
+        let place = directory.join(place);
+        fs::create_dir_all(&place).unwrap();
+        let mut compile = Command::new(compiler);
+        compile.args(["-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-I", &include]);
+        let (built, said) = output(compile.arg(&source).arg("-o").arg(place.join("counter.so")));
+        assert!(built, "{said}");
+    }
+    let counter = directory.join("counter.so");
+    fs::create_dir(directory.join("packaged")).unwrap();
+    fs::write(directory.join("packaged/__init__.py"), "").unwrap();
+    fs::hard_link(&counter, directory.join("second.so")).unwrap();
+    for copy in ["phases.so", "packaged/counter.so"] {
+        fs::copy(&counter, directory.join(copy)).unwrap();
+    }
+    fs::write(directory.join("broken.so"), b"\x7fELF\0orrery_cls_descriptor\0").unwrap();
+    true
+}
+
+#[test]
+fn extensions_have_a_state_in_each_interpreter() {
+    let Some(pass) = orrery_testing::cls::pass() else { return };
+    for interpreter in interpreters() {
+        let directory = tempfile::tempdir().unwrap();
+        if !extensions(&interpreter, &pass, directory.path()) {
+            continue;
+        }
+        let mut tests = Command::new(&interpreter);
+        tests.args(["-W", "error", "-m", "unittest", "discover", "-s"]);
+        tests.arg(package().join("tests/interpreters"));
+        tests
+            .env("PYTHONPATH", package())
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("ORRERY_EXTENSIONS", directory.path())
+            .env("ORRERY_LIBRARY", orrery_testing::built("liborrery.so"));
+        let (passed, said) = output(&mut tests);
+        assert!(passed && said.trim_end().ends_with("\nOK"), "{}: {said}", interpreter.display());
     }
 }
 

@@ -29,6 +29,14 @@ _FUNCTIONS = {
     "orrery_object_length": (c_size_t, [c_void_p]),
     "orrery_object_identify": (c_int, [c_void_p, POINTER(ObjectId)]),
     "orrery_object_release": (c_int, [c_void_p]),
+    # orrery/instance.h
+    "orrery_instance_load": (c_void_p, [c_char_p, c_void_p]),
+    "orrery_instance_symbol": (c_void_p, [c_void_p, c_char_p]),
+    "orrery_instance_state_size": (c_size_t, [c_void_p]),
+    "orrery_instance_create": (c_void_p, [c_void_p]),
+    "orrery_instance_attach": (c_int, [c_void_p]),
+    "orrery_instance_detach": (c_int, [c_void_p]),
+    "orrery_instance_destroy": (c_int, [c_void_p]),
     # orrery/rollback.h
     "orrery_rollback_snapshot": (c_int, [POINTER(c_uint64)]),
     "orrery_rollback_resume": (c_int, [c_uint64, c_int]),
