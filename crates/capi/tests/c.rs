@@ -119,6 +119,7 @@ fn main() {
                 "orrery/instance.h",
                 "orrery/compat/lwc.h",
                 "orrery/compat/orbit.h",
+                "orrery/compat/orc.h",
                 "orrery/compat/orbit/orbit.h",
             ] {
                 let name = format!("{header}/{}/{standard}", compiler.of_c());

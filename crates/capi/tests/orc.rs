@@ -69,6 +69,16 @@ fn python(script: &str) {
 
 #[test]
 fn a_c_program_shares() {
+    a_program_shares("program.c");
+}
+
+#[test]
+fn a_program_shares_by_the_papers_names() {
+    a_program_shares("compat.c");
+}
+
+/// Compiles a program with each compiler, and runs it with a store of its own.
+fn a_program_shares(source: &str) {
     let libraries = beside_this_test();
     let orrery = libraries.parent().unwrap().join("orrery");
     if !orrery.exists() {
@@ -87,7 +97,7 @@ fn a_c_program_shares() {
         if compiler == "g++" {
             command.args(["-x", "c++"]);
         }
-        command.arg("-I").arg(package.join("../../include")).arg(package.join("tests/orc/program.c"));
+        command.arg("-I").arg(package.join("../../include")).arg(package.join("tests/orc").join(source));
         command.arg("-o").arg(&binary).arg(format!("-Wl,-rpath,{}", libraries.display()));
         command.arg("-L").arg(&libraries).arg("-lorrery");
         match command.output() {
