@@ -126,7 +126,7 @@ mod tests {
         use std::os::fd::AsRawFd as _;
         const PAGES: usize = 5;
         let _alone = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let content: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / 64) as u8).collect();
+        let content: Vec<u8> = (0..PAGES * PAGE).map(|at| u8::try_from(at / PAGE).unwrap()).collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), &content).unwrap();
         let executable = libc::PROT_READ | libc::PROT_EXEC;
