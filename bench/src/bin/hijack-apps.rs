@@ -1,7 +1,7 @@
 //! `make bench B=hijack-apps`: whole programs under an executive, beside what else sees each of their calls.
 //!
 //! Redis under redis-benchmark and nginx under wrk, each server bound to a CPU that its client leaves alone, with the process that traces it; `git status` in a tree of many files, a build by make and gcc, and programs that do nothing, from the start of the
-//! program to its end.
+//! program to its end. Redis, nginx and find, too, with each call printed and what its descriptors lead to.
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,6 +24,9 @@ const EXECUTIVE: &str = "executive";
 const POLICY: &str = "executive, path policy";
 const NATIVE: &str = "native";
 const STRACE: &str = "strace -c";
+/// Each call in a line, with what its descriptors lead to.
+const TRACE_YY: &str = "orrery trace -yy";
+const STRACE_YY: &str = "strace -f -yy";
 const PTRACE: &str = "ptrace";
 /// What a program costs at least that somebody meets before its first instruction: each is traced until it has executed one.
 const MET: &str = "met by ptrace";
@@ -108,8 +111,23 @@ fn main() -> Result<ExitCode> {
         let cases = cases.iter().cloned().map(|case| case.share(1).rounds(0).quick(quick));
         bench.group(traced.cases(cases));
     }
+    // What is printed of descriptors is looked up at each call: sockets by addresses, files by paths.
+    let find =
+        |way| Entry::new(way, move || Run::new(way, pin, PLACE.into(), &["find", ".", "-size", "+1k"]));
+    let described: [(&str, Start<'_>, Vec<Case>); 3] = [
+        ("redis", &redis, vec![rate("get", "redis GET, -yy")]),
+        ("nginx", &nginx, vec![rate("page", "nginx, -yy")]),
+        ("find", &find, vec![time("find", "find, -yy")]),
+    ];
+    for (name, entry, cases) in described {
+        let group = Group::new(format!("{name}, -yy"), entry(TRACE_YY), [entry(STRACE_YY)]);
+        bench.group(group.cases(cases.into_iter().map(|case| case.share(1).rounds(0).quick(false))));
+    }
     bench.run()
 }
+
+/// A tree of many files, on most machines.
+const PLACE: &str = "/usr/share/doc";
 
 /// Makes the entry of a program under one of the ways.
 type Start<'a> = &'a dyn Fn(&'static str) -> Entry;
@@ -138,6 +156,16 @@ fn execute_under(way: &str, pin: Pin, words: &[String]) -> Result<ExitCode> {
         STRACE => {
             let mut strace = Command::new("strace");
             strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).args(&words);
+            bail!("execute strace: {}", strace.exec());
+        }
+        TRACE_YY => {
+            let mut trace = Command::new(machine::program_directory()?.join("orrery"));
+            trace.args(["trace", "-yy", "-o", "/dev/null", "--"]).args(&words);
+            bail!("execute orrery: {}", trace.exec());
+        }
+        STRACE_YY => {
+            let mut strace = Command::new("strace");
+            strace.args(["-f", "-yy", "-qq", "-o", "/dev/null"]).args(&words);
             bail!("execute strace: {}", strace.exec());
         }
         PTRACE => return traced(program, rest, Until::End),

@@ -1,9 +1,12 @@
-//! `make bench B=hijack-attach`: what attaching to a running program costs: `orrery trace -p` beside `strace -p`.
+//! `make bench B=hijack-attach`: what attaching to a running program costs: `orrery trace -p` and `orrery run -p` beside `strace -p`.
 //!
 //! The program has a thread that never waits: it makes calls, or reads the clock and keeps the longest time between two readings. Measured
 //! are the time from the start of the tracer until it reports the first call; the longest pause of the thread while a tracer attaches,
-//! stays for half a second and detaches; and the time of a call while one is attached that reports another call or this one, and after it has detached.
+//! stays for half a second and detaches; and the time of a call while one is attached that reports another call or this one, after it has
+//! detached, and where the call is not made, but answered: by a policy's rule, and by `strace -e inject=`. Each program is attached to again
+//! and again, as one that runs for long is, but that which has a policy, which stays.
 
+use std::fs;
 use std::hint::black_box;
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::path::Path;
@@ -20,6 +23,8 @@ use rustix::process::{Pid, Signal, kill_process};
 const TRACED: &str = "traced";
 /// How long a tracer has to attach, and stays.
 const STAY: Duration = Duration::from_millis(500);
+/// How long it may take until a call is answered.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How many calls are made at least.
 const CALLS: u32 = 2000;
 /// How many are timed together, so that a reading of the clock does not count.
@@ -30,6 +35,9 @@ const PAUSE: &str = "pause";
 const OTHERS: &str = "call, others reported";
 const REPORTED: &str = "call, reported";
 const AFTER: &str = "call, after detaching";
+const ANSWERED: &str = "call, answered";
+/// What the call is answered with. No PID is so large.
+const ANSWER: u64 = 77_000_077;
 
 fn main() -> Result<ExitCode> {
     if std::env::args().nth(1).is_some_and(|argument| argument == TRACED) {
@@ -38,12 +46,29 @@ fn main() -> Result<ExitCode> {
     let mut bench = Bench::new("hijack-attach", "What attaching to a running program costs");
     let orrery = machine::program_directory()?.join("orrery");
     let orrery = orrery.to_str().context("the path of orrery is no text")?.to_owned();
+    let directory = tempfile::tempdir()?;
+    let policy = directory.path().join("policy.toml");
+    fs::write(&policy, format!("[[rule]]\ncall = \"getppid\"\nreturn = {ANSWER}\n"))?;
+    let policy = policy.to_str().context("the path of the policy is no text")?.to_owned();
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let ours = || {
-        let words = [orrery.clone(), "trace".to_owned()];
+        let words = words(&[&orrery, "trace"]);
         Entry::new("orrery trace -p", move || Attached::new(&words))
     };
-    let strace = || Entry::new("strace -f -p", || Attached::new(&["strace".to_owned(), "-f".to_owned()]));
+    let strace = || {
+        let words = words(&["strace", "-f"]);
+        Entry::new("strace -f -p", move || Attached::new(&words))
+    };
     let native = || Entry::new("native", || Attached::new(&[]));
+    let ruled = {
+        let words = words(&[&orrery, "run", "--policy", &policy]);
+        Entry::new("orrery run --policy -p", move || Answered::new(&words))
+    };
+    let injecting = {
+        let inject = format!("inject=getppid:retval={ANSWER}");
+        let words = words(&["strace", "-f", "-o", "/dev/null", "-e", "trace=getppid", "-e", &inject]);
+        Entry::new("strace -f -e inject= -p", move || Answered::new(&words))
+    };
     let median = |case: &str, unit| {
         Case::new(case).quantity(format!("{case}, p50"), Quantity::Percentile(50.0, unit)).quick(true)
     };
@@ -51,6 +76,8 @@ fn main() -> Result<ExitCode> {
     bench.group(Group::new("pause", ours(), [strace(), native()]).case(median(PAUSE, Unit::Milliseconds)));
     let calls = [OTHERS, REPORTED, AFTER].map(|case| Case::mean(case, case, Unit::Nanoseconds).quick(true));
     bench.group(Group::new("calls", ours(), [strace(), native()]).cases(calls));
+    let answered = Case::mean(ANSWERED, ANSWERED, Unit::Nanoseconds).quick(true);
+    bench.group(Group::new("answered", ruled, [injecting, native()]).case(answered));
     bench.run()
 }
 
@@ -70,9 +97,9 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn make_call() {
+fn make_call() -> libc::pid_t {
     // SAFETY: getppid takes no arguments, and reads and writes no memory.
-    black_box(unsafe { libc::getppid() });
+    black_box(unsafe { libc::getppid() })
 }
 
 /// Makes calls, and returns how long so many take in nanoseconds, by the median of batches: the thread loses the CPU in some.
@@ -81,7 +108,9 @@ fn time_of_calls(count: u64) -> u64 {
     let mut times: Vec<u64> = (0..batches)
         .map(|_| {
             let start = Instant::now();
-            (0..BATCH).for_each(|_| make_call());
+            (0..BATCH).for_each(|_| {
+                make_call();
+            });
             nanoseconds(start.elapsed())
         })
         .collect();
@@ -89,7 +118,8 @@ fn time_of_calls(count: u64) -> u64 {
     times.get(times.len() / 2).copied().unwrap_or(0).saturating_mul(count) / BATCH
 }
 
-/// Answers requests: `on` and `off` (make calls), `gap` (the longest pause since the last request), `calls N` (their time).
+/// Answers requests: `on` and `off` (make calls), `gap` (the longest pause since the last request), `calls N` (their time), `call` (what it
+/// returns).
 fn be_traced() -> Result<()> {
     static SHARED: Shared = Shared {
         calling: AtomicBool::new(false),
@@ -125,6 +155,7 @@ fn be_traced() -> Result<()> {
                 }
                 SHARED.took.load(Ordering::Relaxed)
             }
+            _ if line == "call" => make_call().try_into()?,
             _ if line == "gap" => SHARED.gap.swap(0, Ordering::Relaxed),
             _ => {
                 SHARED.calling.store(line == "on", Ordering::Relaxed);
@@ -197,9 +228,14 @@ impl Attached {
 
     /// Starts the tracer, if there is one, to report a call.
     fn attach(&self, call: &str, output: Stdio) -> Result<Option<Tracer>> {
+        self.start(&["-e", &format!("trace={call}")], output)
+    }
+
+    /// Starts the tracer, if there is one, with further options.
+    fn start(&self, options: &[&str], output: Stdio) -> Result<Option<Tracer>> {
         let Some((name, rest)) = self.tracer.split_first() else { return Ok(None) };
         let mut command = Command::new(name);
-        command.args(rest).args(["-e", &format!("trace={call}"), "-p", &self.program.id().to_string()]);
+        command.args(rest).args(options).args(["-p", &self.program.id().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
         let tracer = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         Ok(Some(Tracer(tracer)))
@@ -260,5 +296,34 @@ impl Contender for Attached {
                 Ok(Sample { iterations: calls, elapsed, latencies: Vec::new() })
             }
         }
+    }
+}
+
+/// What has a program's call answered. A policy stays, so each measurement has a program of its own.
+struct Answered {
+    words: Vec<String>,
+}
+
+impl Answered {
+    fn new(words: &[String]) -> Result<Self> {
+        // Says whether it is installed.
+        Attached::new(words)?;
+        Ok(Self { words: words.to_vec() })
+    }
+}
+
+impl Contender for Answered {
+    fn measure(&mut self, _: &str, iterations: u32) -> Result<Sample> {
+        let calls = iterations.max(CALLS);
+        let mut attached = Attached::new(&self.words)?;
+        let mut tracer = attached.start(&[], Stdio::null())?;
+        let start = Instant::now();
+        while attached.ask("call")? != Duration::from_nanos(ANSWER) {
+            ensure!(start.elapsed() < TIMEOUT, "the call is not answered");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let elapsed = attached.ask(&format!("calls {calls}"))?;
+        drop(tracer.take());
+        Ok(Sample { iterations: calls, elapsed, latencies: Vec::new() })
     }
 }

@@ -6,7 +6,7 @@
 #[path = "run/facility.rs"]
 mod facility;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -165,4 +165,40 @@ fn descriptors_are_shown_as_strace_shows_them() {
             assert!(all.contains(part), "{option}: {part}\n{all}");
         }
     }
+}
+
+/// Has sockets that have the same descriptor one after the other, and prints what each of them is bound to.
+const REUSES: &str = r"
+from socket import *
+for number in range(40):
+    one = socket(AF_INET, SOCK_STREAM if number % 2 else SOCK_DGRAM)
+    one.bind(('127.0.0.1', 0)); one.getsockopt(SOL_SOCKET, SO_TYPE)
+    print('%d<%s:[127.0.0.1:%d]>' % (one.fileno(), 'TCP' if number % 2 else 'UDP', one.getsockname()[1]))
+    one.close()
+";
+
+#[test]
+fn a_descriptor_that_is_used_again_is_shown_as_what_it_is_now() {
+    if facility::is_missing() {
+        return;
+    }
+    if !Path::new("/usr/bin/python3").exists() {
+        orrery_testing::skipped!("there is no Python");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.args(["trace", "-yy", "-e", "getsockopt", "-o"]).arg(&trace);
+    command.args(["--", "/usr/bin/python3", "-I", "-S", "-c", REUSES]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let bound = String::from_utf8(output.stdout).unwrap();
+    let expected: Vec<&str> = bound.lines().collect();
+    let trace = fs::read_to_string(&trace).unwrap();
+    let calls = trace.lines().filter_map(|line| line.split_once("getsockopt(")?.1.split_once(','));
+    let shown: Vec<&str> = calls.map(|(descriptor, _)| descriptor).collect();
+    assert_eq!(shown, expected);
+    let descriptors: HashSet<&str> = expected.iter().filter_map(|line| line.split('<').next()).collect();
+    assert_eq!((expected.len(), descriptors.len()), (40, 1), "{expected:?}");
 }

@@ -1,7 +1,6 @@
 //! Where code is: in which file, at which offset, in which function.
 //!
-//! What a process has mapped says so for all code but that of pages which an executive has rewritten: these are anonymous memory. Such
-//! a page stands where a page of the file was, between others of the file, and so tells its place by its neighbours'.
+//! What a process has mapped says so for all code but that of pages which an executive has rewritten: see [`rewritten_pages`].
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -10,7 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
-use orrery_sys::maps::{self, Access, Entry};
+use orrery_sys::maps;
+
+use crate::rewritten_pages;
 
 /// Finds code, and remembers the symbols of files.
 #[derive(Debug, Default)]
@@ -92,47 +93,10 @@ impl Symbols {
 
 /// The file whose code an address is in, and the offset there.
 fn place(maps: &[u8], address: usize) -> Option<(&[u8], u64)> {
-    let mut before: Option<Entry<'_>> = None;
-    let mut entries = maps::entries(maps);
-    let own = loop {
-        let entry = entries.next()?;
-        if entry.range.contains(address) {
-            break entry;
-        }
-        // A page that was rewritten may have others before it.
-        if !is_rewritten(&entry) || before.is_some_and(|before| before.range.end != entry.range.start) {
-            before = Some(entry);
-        } else if let Some(before) = &mut before {
-            before.range.end = entry.range.end;
-        }
-    };
-    if !own.name.is_empty() {
-        return Some((own.name, own.offset_of(address)?));
-    }
-    if !is_rewritten(&own) {
-        return None;
-    }
-    let before = before.filter(|before| before.range.end == own.range.start && before.inode != 0)?;
-    let offset = before.offset + (address - before.range.start) as u64;
-    // What is behind is the same file, further on.
-    let mut end = own.range.end;
-    for entry in entries {
-        if entry.range.start != end {
-            return None;
-        }
-        if !is_rewritten(&entry) {
-            let distance = (entry.range.start - address) as u64;
-            let same = (entry.device, entry.inode) == (before.device, before.inode);
-            return (same && entry.offset == offset + distance).then_some((before.name, offset));
-        }
-        end = entry.range.end;
-    }
-    None
-}
-
-/// Returns whether a mapping may be pages of code that were rewritten.
-fn is_rewritten(entry: &Entry<'_>) -> bool {
-    entry.name.is_empty() && entry.inode == 0 && entry.access == Access::READ | Access::EXECUTE
+    // Nothing but the table is known of the process.
+    let table = rewritten_pages::as_of_files(maps::entries(maps), |_| false);
+    let own = table.into_iter().find(|entry| entry.range.contains(address))?;
+    if own.name.is_empty() { None } else { Some((own.name, own.offset_of(address)?)) }
 }
 
 #[cfg(test)]

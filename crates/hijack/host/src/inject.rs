@@ -150,7 +150,7 @@ fn prepare(
     puppet.run_to_call().map_err(failed)?;
     puppet.registers = puppet.tracee.registers().map_err(failed)?;
     puppet.registers.orig_rax = u64::MAX;
-    let maps = Maps::of(puppet.tracee.pid()).map_err(failed)?;
+    let maps = Maps::of_new(puppet.tracee.pid()).map_err(failed)?;
     puppet.find_gadget(&maps).map_err(failed)?;
     let arranged = arrange(&mut puppet, &maps, image, home, settings, Begin::Program);
     if let Some((at, word)) = puppet.covered {

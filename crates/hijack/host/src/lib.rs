@@ -65,6 +65,7 @@ mod maps;
 pub mod policy;
 mod program;
 mod rewrite_window;
+mod rewritten_pages;
 mod shared_code;
 mod shared_segment;
 mod structures;

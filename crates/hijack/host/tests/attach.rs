@@ -7,7 +7,7 @@
 mod facility;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Output, Stdio};
 use std::thread;
@@ -40,6 +40,14 @@ impl Running {
 
     fn pid(&self) -> String {
         self.process.id().to_string()
+    }
+
+    /// Writes to it, and awaits that line in return.
+    fn line(&mut self, sent: &str, expected: &str) {
+        self.process.stdin.as_mut().unwrap().write_all(sent.as_bytes()).unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line, expected);
     }
 
     /// Ends it, and returns what it has written.
@@ -188,6 +196,86 @@ fn what_is_blocked_and_pending_stays_so() {
         assert!(has_executive(&program.pid()));
         assert_eq!(program.end(), "right\n");
     }
+}
+
+/// Starts the program that makes calls from several places, and returns with it which calls it makes, and those that it
+/// makes once it gets a byte.
+fn places(directory: &tempfile::TempDir, flags: &[&str]) -> (Running, Vec<&'static str>, Vec<&'static str>) {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/places.c");
+    let program = directory.path().join("places");
+    if !flags.is_empty() {
+        Compiler::c().flags(["-pthread", "-DSTATIC"]).flags(flags).build(&[source], &program);
+        return (Running::start(&mut Command::new(program)), vec!["getppid", "getuid"], vec![]);
+    }
+    let library = |name: &str, call: libc::c_long| {
+        let call = format!("-DCALL={call}");
+        Compiler::c().flags(["-shared", "-fPIC", &call]).build(&[source], directory.path().join(name))
+    };
+    let libraries = [library("first.so", libc::SYS_getgid), library("second.so", libc::SYS_getpgrp)];
+    Compiler::c().flags(["-pthread"]).build(&[source], &program);
+    let program = Running::start(Command::new(program).args(libraries));
+    (program, vec!["getppid", "getuid", "getgid"], vec!["getpgrp"])
+}
+
+/// Returns how many calls of this name a trace has counted, and how many of them from rewritten sites.
+fn counted(report: &serde_json::Value, name: &str) -> (u64, u64) {
+    let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == name);
+    call.map_or((0, 0), |call| (call["calls"].as_u64().unwrap(), call["patched"].as_u64().unwrap()))
+}
+
+#[test]
+fn places_of_calls_are_rewritten_at_each_attachment() {
+    if facility::is_missing() {
+        return;
+    }
+    // A static program, a small one whose code begins with the file, and one with libraries.
+    for flags in [&["-static"][..], &["-static", "-Wl,-z,noseparate-code"], &[]] {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut program, mut calls, later) = places(&directory, flags);
+        for round in 0..4 {
+            let report = directory.path().join("report");
+            let path = report.to_str().unwrap();
+            let mut command = Command::new(*ORRERY);
+            command.args(["trace", "-c", "--json", "-o", path, "-p", &program.pid()]);
+            let mut trace = Killed(command.stdin(Stdio::null()).spawn().unwrap());
+            eventually("the trace awaits signals", || awaits(&trace.id().to_string(), Signal::INT));
+            eventually("it is attached", || has_executive(&program.pid()));
+            if round == 2 && !later.is_empty() {
+                program.line("+", "loaded\n");
+                calls.extend(&later);
+            }
+            // Long enough that each place makes many calls.
+            thread::sleep(Duration::from_secs(1));
+            kill_process(Pid::from_child(&trace), Signal::INT).unwrap();
+            assert!(trace.wait().unwrap().success());
+            let report: serde_json::Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+            for call in &calls {
+                let (made, patched) = counted(&report, call);
+                assert!(made > 200 && patched > made / 2, "{flags:?} {round} {call}: {patched} of {made}");
+            }
+        }
+        assert_eq!(program.end(), "made\n");
+    }
+}
+
+#[test]
+fn rules_about_callers_hold_where_another_executive_was() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let policy = directory.path().join("policy.toml");
+    fs::write(&policy, "[[rule]]\ncall = 'getgid'\ncaller = 'first.so'\ndeny = 'EPERM'\n").unwrap();
+    let (program, ..) = places(&directory, &[]);
+    // Rewrites the page of the library that the call is in.
+    let output = trace(&["-c"], &program.pid(), Duration::from_millis(500));
+    assert!(output.status.success() && text(&output.stderr).contains("getgid"), "{output:?}");
+    let mut run = Command::new(*ORRERY);
+    run.arg("run").arg("--policy").arg(&policy).args(["-p", &program.pid()]);
+    let output = run.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(program.end(), "failed\n");
 }
 
 /// A script that asks for a denied file again and again, and prints how that went.

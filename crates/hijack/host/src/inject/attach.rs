@@ -64,7 +64,7 @@ fn begin(
     if threads.iter().any(|thread| matches!(thread.tracee.undispatched_code(), Ok(Some(_)))) {
         return Err(Refusal::Dispatched);
     }
-    let maps = Maps::of(process)?;
+    let maps = Maps::of_running(process)?;
     let Some((first, others)) = threads.split_first_mut() else { return Err(Refusal::Absent) };
     let mut puppet = first.puppet()?;
     puppet.find_gadget(&maps)?;
