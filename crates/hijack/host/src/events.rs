@@ -369,6 +369,8 @@ impl Events {
 fn sleep<'a>(words: impl Iterator<Item = (&'a AtomicU32, u32)>, most: Duration) {
     /// How often it is looked where the kernel waits for one word only (before Linux 5.16).
     const SHORT: Duration = Duration::from_millis(2);
+    const LONG: Duration = Duration::from_secs(3600);
+    let most = most.min(LONG);
     let words: Vec<(&AtomicU32, u32)> = words.collect();
     let waiters: Vec<Wait> = words
         .iter()
@@ -422,6 +424,7 @@ impl Drop for Events {
 mod tests {
     use orrery_hijack_image::journal::DONE;
     use orrery_hijack_image::users::Identity;
+    use orrery_sys::seccomp::{Action, Filter, Number, Scope, install};
 
     use super::*;
 
@@ -587,6 +590,31 @@ mod tests {
         let begin = Instant::now();
         events.wait(Duration::from_millis(20));
         assert!(begin.elapsed() >= Duration::from_millis(20));
+    }
+
+    /// Before Linux 5.16, or where a filter refuses the call.
+    #[test]
+    fn without_a_wait_for_several_words_all_are_looked_at_often() {
+        let limited = std::thread::spawn(|| {
+            let mut filter = Filter::new(Action::Allow);
+            filter.set(Number(449), Action::Fail(Errno::NOSYS));
+            rustix::thread::set_no_new_privs(true).unwrap();
+            install(&filter.program(), Scope::Thread).unwrap();
+            let words = [1, 1, 0].map(AtomicU32::new);
+            let elapsed = |words: &[(&AtomicU32, u32)], most| {
+                let begin = Instant::now();
+                sleep(words.iter().copied(), most);
+                begin.elapsed()
+            };
+            let [first, second, further] = &words;
+            let (long, short) = (Duration::from_secs(60), Duration::from_millis(20));
+            // Two journals, of which the second wakes nobody; one alone; and one that has been written to.
+            assert!(elapsed(&[(first, 1), (second, 1), (further, 0)], long) < long / 2);
+            assert!(elapsed(&[(first, 1), (further, 0)], short) >= short);
+            first.store(0, Relaxed);
+            assert!(elapsed(&[(first, 1), (further, 0)], long) < long / 2);
+        });
+        limited.join().unwrap();
     }
 
     #[test]
