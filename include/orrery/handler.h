@@ -91,6 +91,12 @@ ORRERY_IMPORT_("answer") void orrery_answer(int64_t value);
 /* Has the call wait before whatever becomes of it: a second at most, and the last one holds. */
 ORRERY_IMPORT_("delay") void orrery_delay(int64_t nanoseconds);
 
+/*
+ * Adds to one of the process's counters, 0 to 63, which all handlers of the policy share. Returns what it is then. Threads add in one
+ * step, a forked child has a copy, and a program that is executed begins with zeros.
+ */
+ORRERY_IMPORT_("count") int64_t orrery_count(int32_t counter, int64_t amount);
+
 /* Reports up to ORRERY_REPORT bytes. Returns 0, or -ORRERY_EMSGSIZE. */
 ORRERY_IMPORT_("emit") int32_t orrery_emit(const void *bytes, size_t length);
 

@@ -3,6 +3,7 @@
 //! Ours: the handler is the manager's. The event is a message at a connection (`emit`), or a system call of a tracee that its policy
 //! logs, which reaches the manager through the executive's journal (`system call`). The manager stamps an event when it hands it to handlers.
 //! `upcall` ends later: the message is an event of an extension, which emits it to the program that sent it, whose registered function runs.
+//! `upcall, share` is the same for a program with guaranteed CPU time.
 //! Rivals: a signal handler of another process, a thread that is woken by a futex, and a tracer that is woken by a ptrace stop.
 
 use std::process::ExitCode;
@@ -27,12 +28,18 @@ const CALLED: &str = "called";
 const EMIT: &str = "manager, emit";
 const CALL: &str = "manager, system call";
 const UPCALL: &str = "manager, extension, upcall";
+const SHARED: &str = "manager, extension, upcall, --cpu 10ms/50ms";
 const SIGNAL: &str = "signal handler";
 const THREAD: &str = "woken thread";
 const PTRACE: &str = "ptrace stop";
 
+/// Names processes that are hogs while they are not stopped: none of what has a share.
+const HOGS: &str = "ORRERY_BENCH_HOGS";
+
 /// Events come after pauses, in which who waits for them sleeps.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Of an extension's reservation.
+const PERIOD: Duration = Duration::from_millis(10);
 const CASES: [(&str, usize, bool); 4] =
     [("alone", 0, true), ("1 hog", 1, false), ("2 hogs", 2, false), ("4 hogs", 4, true)];
 
@@ -47,10 +54,11 @@ fn main() -> Result<ExitCode> {
     }
     let mut bench = Bench::new("hijack-event", "From an event to its handler");
     let entry = |way| bench.program(way, || contender(way));
-    let (emit, call, upcall) = (entry(EMIT), entry(CALL), entry(UPCALL));
+    let (emit, call, upcall, shared) = (entry(EMIT), entry(CALL), entry(UPCALL), entry(SHARED));
     let rivals = [SIGNAL, THREAD, PTRACE].map(entry);
     let others = [SIGNAL, THREAD, PTRACE].map(entry);
     let third = [SIGNAL, THREAD, PTRACE].map(entry);
+    let fourth = [SIGNAL, THREAD, PTRACE].map(entry);
     let cases = |prefix: &'static str| {
         CASES.map(|(name, _, quick)| {
             [50.0, 99.0].into_iter().fold(Case::new(name).quick(quick), |case, percent| {
@@ -64,6 +72,7 @@ fn main() -> Result<ExitCode> {
     bench.group(Group::new("emit", emit, rivals).cases(cases("emit")));
     bench.group(Group::new("system call", call, others).cases(cases("system call")));
     bench.group(Group::new("upcall", upcall, third).cases(cases("upcall")));
+    bench.group(Group::new("upcall, share", shared, fourth).cases(cases("upcall, share")));
     bench.run()
 }
 
@@ -78,7 +87,8 @@ fn contender(way: &'static str) -> Result<()> {
             })
         }
         CALL => call_contender(),
-        UPCALL => upcall_contender(),
+        UPCALL => upcall_contender(&[]),
+        SHARED => upcall_contender(&[("cpu.target", "10ms"), ("cpu.period", "50ms")]),
         SIGNAL => serve(|| Ok(Source { way: Way::Signal(Signalled::start()?), hogs: Vec::new() })),
         THREAD => serve(|| Ok(Source { way: Way::Thread(Woken::start()), hogs: Vec::new() })),
         _ => serve(|| Ok(Source { way: Way::Ptrace(Traced::start()?), hogs: Vec::new() })),
@@ -127,9 +137,15 @@ custom = { to = 'custom', rights = ['subscribe'] }
 notify = { to = 'upcall', of = 'hijack-event', rights = ['emit'] }
 ";
 
-/// Starts a tracee whose events an extension makes upcalls of.
-fn upcall_contender() -> Result<()> {
+/// Starts a tracee with these attributes whose events an extension makes upcalls of.
+fn upcall_contender(attributes: &[(&str, &str)]) -> Result<()> {
     let manager = PrivateManager::start(&["--budget", "900ms"])?;
+    // What the tracee starts would be a part of it, and use up its share.
+    let hogs = (0..4).map(|_| Spinner::start(None)).collect::<Result<Vec<_>, _>>()?;
+    hogs.iter().try_for_each(|hog| signal(hog.pid(), libc::SIGSTOP))?;
+    let names: Vec<String> = hogs.iter().map(|hog| hog.pid().to_string()).collect();
+    // SAFETY: this process has one thread, so nobody reads the environment meanwhile.
+    unsafe { std::env::set_var(HOGS, names.join(" ")) };
     let directory = tempfile::tempdir()?;
     std::fs::write(directory.path().join("forwards.wasm"), wat::parse_str(FORWARDS)?)?;
     std::fs::write(directory.path().join("forwards.toml"), MANIFEST)?;
@@ -141,13 +157,20 @@ fn upcall_contender() -> Result<()> {
     let joining = Joining {
         socket: Some(manager.socket()),
         name: "bench".to_owned(),
-        values: Vec::new(),
+        values: attributes.iter().map(|(class, value)| ((*class).to_owned(), (*value).to_owned())).collect(),
         journal: None,
     };
     let joined = join(&joining, child.pid())?;
     load(&joined.client, &directory.path().join("forwards.toml"))?;
     let status = child.wait()?;
     ensure!(status.success(), "the tracee failed: {status}");
+    Ok(())
+}
+
+fn signal(process: i32, signal: libc::c_int) -> Result<()> {
+    // SAFETY: the call takes numbers only.
+    let sent = unsafe { libc::kill(process, signal) };
+    ensure!(sent == 0, "kill: {}", std::io::Error::last_os_error());
     Ok(())
 }
 
@@ -249,7 +272,12 @@ impl Contender for Source {
         for _ in 0..64 {
             self.way.event()?;
         }
-        while self.hogs.len() < case.1 {
+        // Those events may have used up what the extension reserves for a period of 10 ms.
+        std::thread::sleep(2 * PERIOD);
+        let hogs = std::env::var(HOGS).unwrap_or_default();
+        let outside = hogs.split_whitespace().map(str::parse).collect::<Result<Vec<i32>, _>>()?;
+        outside.iter().take(case.1).try_for_each(|hog| signal(*hog, libc::SIGCONT))?;
+        while outside.is_empty() && self.hogs.len() < case.1 {
             self.hogs.push(Spinner::start(None)?);
         }
         let mut latencies = Vec::new();
@@ -258,6 +286,7 @@ impl Contender for Source {
             latencies.push(Duration::from_nanos(self.way.event()?));
         }
         self.hogs.clear();
+        outside.iter().try_for_each(|hog| signal(*hog, libc::SIGSTOP))?;
         Sample::of_latencies(latencies)
     }
 }

@@ -1,5 +1,6 @@
 //! `make bench B=hijack-packets`: what becomes of four streams of packets on a processor that cannot process them all: with shares,
-//! with early drop alone, with real-time priorities alone, and with nothing.
+//! with early drop alone, with real-time priorities alone, and with nothing. The floor is what a wake-up costs: a task at the highest priority that does
+//! nothing with its packets, beside three as with nothing.
 //!
 //! A task that lost nothing counts as one that lost one packet, so that there are ratios.
 
@@ -46,11 +47,17 @@ fn main() -> Result<ExitCode> {
         let (case, unit, mean) = value("jitter", "us", |outcome| outcome.jitter.max(0.001));
         bench.single_value(case, unit, Way::ALL.map(Way::name), mean);
     }
+    let jitter = |way| {
+        let outcomes = outcomes(way)?;
+        Ok(outcomes.first().context("no outcome")?.jitter.max(0.001))
+    };
+    let beside = [Way::Shares, Way::Floor].map(Way::name);
+    bench.single_value("highest, jitter beside the floor", "us", beside, jitter);
     bench.run()
 }
 
 fn outcomes(name: &str) -> Result<Vec<Outcome>> {
-    let way = Way::ALL.into_iter().find(|way| way.name() == name).context("no such way")?;
+    let way = Way::named(name).context("no such way")?;
     let mut run = RUN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(outcomes) = run.get(&way) {
         return Ok(outcomes.clone());

@@ -36,11 +36,19 @@ pub enum Way {
     Fifo,
     /// Neither priorities nor shares.
     Native,
+    /// Nothing for the others; the first task has the highest priority that there is, and only receives.
+    Floor,
 }
 
 impl Way {
-    /// All ways, ours first.
+    /// All ways that share a processor among four tasks, ours first.
     pub const ALL: [Self; 4] = [Self::Shares, Self::EarlyDrop, Self::Fifo, Self::Native];
+
+    /// Returns the way of this name, if there is one.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain([Self::Floor]).find(|way| way.name() == name)
+    }
 
     /// Returns the name in tables.
     #[must_use]
@@ -50,6 +58,7 @@ impl Way {
             Self::EarlyDrop => "shares, unprivileged",
             Self::Fifo => "native, SCHED_FIFO",
             Self::Native => "native",
+            Self::Floor => "floor: SCHED_FIFO 99, only receives",
         }
     }
 }
@@ -82,7 +91,7 @@ pub fn measure(way: Way) -> Result<Vec<Outcome>> {
 /// # Errors
 /// What failed; what this machine lacks is printed as `SKIPPED: REASON` and is none.
 pub fn run_experiment(name: &str) -> Result<()> {
-    let way = Way::ALL.into_iter().find(|way| way.name() == name).context("no such way")?;
+    let way = Way::named(name).context("no such way")?;
     match experiment(way) {
         Ok(outcomes) => println!("{}", serde_json::to_string(&outcomes)?),
         Err(error) if error.is::<Skipped>() => eprintln!("{error}"),
@@ -117,8 +126,12 @@ fn experiment(way: Way) -> Result<Vec<Outcome>> {
     let ports: Vec<String> =
         sockets.iter().map(|socket| Ok(socket.local_addr()?.port().to_string())).collect::<Result<_>>()?;
     let mut tasks = Vec::new();
-    for (socket, priority) in sockets.into_iter().zip(PRIORITIES) {
-        let priority = if [Way::Shares, Way::Fifo].contains(&way) { priority } else { 0 };
+    for (index, (socket, priority)) in sockets.into_iter().zip(PRIORITIES).enumerate() {
+        let (priority, rounds) = match way {
+            Way::Shares | Way::Fifo => (priority, rounds),
+            Way::Floor if index == 0 => (99, 0),
+            Way::EarlyDrop | Way::Native | Way::Floor => (0, rounds),
+        };
         let mut task = Command::new(&program);
         task.args(["task".to_owned(), priority.to_string(), rounds.to_string()]);
         let task = task.stdin(Stdio::from(std::os::fd::OwnedFd::from(socket))).stdout(Stdio::piped());

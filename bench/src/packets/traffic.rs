@@ -2,8 +2,6 @@
 
 use std::io::{BufRead, stdin};
 use std::net::UdpSocket;
-use std::os::fd::AsRawFd;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -11,10 +9,11 @@ use super::network::{RECEIVERS, configure_sender, leave};
 use super::{PACKET, RATE, STREAMS, WINDOW, WINDOWS, now, take_priority};
 use crate::machine;
 
-/// How often packets are sent.
-const TICK: u64 = 250_000;
-/// How many of each stream then.
-const BURST: usize = (RATE * TICK / 1_000_000_000) as usize;
+/// When the next packet of each stream is due. They come one by one: of packets that are sent together, each waits for the processing of those
+/// before it, and that would be most of what is measured as jitter.
+const GAP: u64 = 1_000_000_000 / RATE;
+/// A sender that was kept from running for longer than this does not make up for it: nothing is lost because it sent too fast.
+const LATE: u64 = 10 * GAP;
 /// Above all receivers, so that the rate is the same for all ways.
 const PRIORITY: i32 = 60;
 
@@ -38,39 +37,24 @@ pub fn run_sender() -> Result<()> {
     machine::pin(machine::last_cpu()?)?;
     take_priority(PRIORITY)?;
     let start = now();
-    let ticks = (WINDOWS + 1) * WINDOW / BURST as u64 + 100;
-    for tick in 0..ticks {
-        let due = start + tick * TICK;
-        let wait = due.saturating_sub(now());
-        if wait > 0 {
-            std::thread::sleep(Duration::from_nanos(wait));
+    let mut due = start;
+    for number in 0..(WINDOWS + 1) * WINDOW + 1000 {
+        // Sleeping takes longer than the time that there is.
+        while now() < due {
+            std::hint::spin_loop();
         }
         for socket in sockets.iter().take(STREAMS) {
-            burst(socket, tick * BURST as u64)?;
+            let mut packet = [0_u8; PACKET];
+            packet[..8].copy_from_slice(&number.to_le_bytes());
+            packet[8..16].copy_from_slice(&now().to_le_bytes());
+            socket.send(&packet).context("cannot send")?;
+        }
+        due += GAP;
+        let late = now().saturating_sub(due);
+        if late > LATE {
+            due += late;
         }
     }
     println!("{}", now() - start);
-    Ok(())
-}
-
-/// Sends a burst whose first packet has this number.
-fn burst(socket: &UdpSocket, first: u64) -> Result<()> {
-    let mut packets = [[0_u8; PACKET]; BURST];
-    let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: PACKET }; BURST];
-    for (index, packet) in packets.iter_mut().enumerate() {
-        packet[..8].copy_from_slice(&(first + index as u64).to_le_bytes());
-        packet[8..16].copy_from_slice(&now().to_le_bytes());
-        parts[index].iov_base = packet.as_mut_ptr().cast();
-    }
-    // SAFETY: zeros are messages without address, parts and control data.
-    let mut messages: [libc::mmsghdr; BURST] = unsafe { std::mem::zeroed() };
-    for (message, part) in messages.iter_mut().zip(&mut parts) {
-        message.msg_hdr.msg_iov = part;
-        message.msg_hdr.msg_iovlen = 1;
-    }
-    let count = u32::try_from(BURST)?;
-    // SAFETY: each message points to one part, which points to one packet; all live until the call returns.
-    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), count, 0) };
-    anyhow::ensure!(sent > 0, "sendmmsg: {}", std::io::Error::last_os_error());
     Ok(())
 }

@@ -424,8 +424,10 @@ fn task<'a>(report: &'a Value, name: &str) -> (&'a str, String) {
 fn the_verdicts_come_first_and_fit_a_screen() {
     let verdicts = text(Command::new(ORRERY).arg("doctor").env_remove("ORRERY_TRACKER"));
     assert!(verdicts.lines().count() <= 24, "{verdicts}");
-    for name in ["rollback", "warm", "contexts", "vault", "guard", "trace", "run", "orbit", "orc", "orthros"]
-    {
+    for name in [
+        "rollback", "warm", "contexts", "vault", "guard", "trace", "run", "manager", "orbit", "orc",
+        "orthros",
+    ] {
         let line = verdicts.lines().find(|line| line.starts_with(&format!("{name}:"))).unwrap();
         assert!(["ready", "limited", "needs"].iter().any(|word| line.contains(word)), "{line}");
     }
@@ -475,4 +477,91 @@ fn pairs_need_root() {
     let report = report(command);
     let (state, reasons) = task(&report, "orthros");
     assert!(state == "needs" && reasons.contains("\"root\""), "{state}: {reasons}");
+}
+
+const SHARES: &str = "shares of CPU time (--cpu)";
+const PACKETS: &str = "shares of packets (--net)";
+
+#[test]
+fn what_a_manager_does_without_is_in_its_verdict() {
+    let _built = orrery_testing::built("orrery-manager");
+    let whole = report(doctor());
+    let taken = [libc::SYS_sched_setattr, libc::SYS_setpriority, libc::SYS_bpf, libc::SYS_pidfd_getfd];
+    let report = report(filtered(doctor(), &taken, answer(libc::EPERM)));
+    let (as_ever, rows) = (rows(&whole), rows(&report));
+    for name in ["sched_fifo_99", "nice_below_zero", "cgroup_skb", "pidfd_getfd"] {
+        // A group that cannot be made needs no call to be refused.
+        if as_ever[name]["state"] == "available" || name == "sched_fifo_99" {
+            let found = (rows[name]["state"].as_str(), rows[name]["errno"].as_str());
+            assert_eq!(found, (Some("denied"), Some("EPERM")), "{name}: {}", rows[name]);
+        }
+    }
+    for name in ["cgroup_v2", "cgroup_v2_weight", "cgroup_v1_shares", "pressure_stall"] {
+        assert_eq!(rows[name]["state"], as_ever[name]["state"], "{name}: {}", rows[name]);
+    }
+    let shares = mechanism(&report, "hijack", SHARES);
+    assert!(shares.starts_with("group: ") || shares == "measure: nothing is guaranteed", "{shares}");
+    assert!(mechanism(&report, "hijack", PACKETS).starts_with("none: "));
+    let (state, reasons) = task(&report, "manager");
+    assert_eq!(state, "limited", "{reasons}");
+    for absent in ["CAP_SYS_NICE", "CAP_BPF"] {
+        assert!(reasons.contains(absent), "{reasons}");
+    }
+}
+
+#[test]
+fn without_pressure_files_there_are_no_events_of_pressure() {
+    let hidden = "mount -t tmpfs none /proc/pressure 2>/dev/null || exit 77; exec \"$0\" doctor --json";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", hidden, ORRERY]).env_remove("ORRERY_TRACKER");
+    let Ok(output) = command.stderr(Stdio::null()).output() else {
+        return orrery_testing::skipped!("unshare is not installed");
+    };
+    let Ok(report) = serde_json::from_slice::<Value>(&output.stdout) else {
+        return orrery_testing::skipped!("no mounts can be made here, or there is no /proc/pressure");
+    };
+    let row = rows(&report)["pressure_stall"];
+    assert_eq!((&row["state"], &row["errno"]), (&"missing".into(), &"ENOENT".into()), "{row}");
+    assert_eq!(mechanism(&report, "hijack", "events of pressure"), "none");
+    assert!(task(&report, "manager").1.contains("/proc/pressure"));
+}
+
+/// What a manager serves by is what the doctor says, for root and for an ordinary user.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_manager_serves_by_what_the_verdict_says() {
+    if orrery_testing::executives_are_missing(ORRERY) {
+        return;
+    }
+    let (folder, program) = public_copy();
+    orrery_testing::copy_program(
+        orrery_testing::built("orrery-manager"),
+        folder.path().join("orrery-manager"),
+    );
+    let socket = |name: &str| {
+        let directory = folder.path().join(name);
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+        directory.join("socket")
+    };
+    let serves = |mut command: Command, socket: PathBuf| {
+        command.args(["run", "--cpu", "1ms/100ms", "--", "true"]).env("ORRERY_MANAGER", socket);
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{errors}");
+        let by =
+            errors.lines().find_map(|line| line.split_once("CPU time of process ")?.1.split_once(" by "));
+        by.map_or("realtime".to_owned(), |(_, rest)| rest.split(':').next().unwrap().to_owned())
+    };
+    let says = |command: Command| {
+        let report = report(command);
+        mechanism(&report, "hijack", SHARES).split(':').next().unwrap().to_owned()
+    };
+    let own = says(doctor());
+    assert_eq!(serves(Command::new(&program), socket("own")), own);
+    let Some(command) = unprivileged(&program) else { return };
+    let theirs = says(command);
+    let mut command = Command::new(&program);
+    command.uid(NOBODY).gid(NOBODY);
+    assert_eq!(serves(command, socket("theirs")), theirs);
 }

@@ -7,6 +7,7 @@
 mod facility;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -232,6 +233,44 @@ fn a_manager_has_the_calls_that_a_policy_logs() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Programs of one run that act as other users have journals of their own.
+#[test]
+fn a_manager_has_the_calls_of_programs_that_change_their_user() {
+    if facility::is_missing() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() || !orrery_testing::is_there("/usr/bin/setpriv") {
+        return orrery_testing::skipped!("only root can become somebody else, with setpriv");
+    }
+    let scene = Scene::new(Some("measure"));
+    let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    open(scene.directory.path(), 0o755);
+    let shared = scene.directory.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    open(&shared, 0o777);
+    let heard = Client::connect(&scene.socket()).unwrap();
+    heard.ask(&Request::Subscribe { topics: vec![Topic::Call] }).unwrap();
+    let policy = scene.file("p.toml", "[[rule]]\ncall = 'mkdir'\nlog = true\n");
+    // As root, as two other users one after the other, and as root again.
+    let script = "cd \"$0\"; mkdir a; for user in 65533 65534; do \
+                  setpriv --reuid $user --regid $user --clear-groups mkdir b$user; sleep 0.1; \
+                  setpriv --reuid $user --regid $user --clear-groups mkdir b$user; done; mkdir a";
+    let words = ["run", "--events", "--policy", &policy, "--", "sh", "-c", script, shared.to_str().unwrap()];
+    let mut child = scene.orrery().args(words).stderr(Stdio::null()).spawn().unwrap();
+    let receiver = std::thread::spawn(move || {
+        let event = |_| match heard.receive().unwrap().0 {
+            Reply::Event { event, .. } => (event.topic, event.number, event.value),
+            other => panic!("{other:?}"),
+        };
+        (0..6).map(event).collect::<Vec<_>>()
+    });
+    child.wait().unwrap();
+    let there = i64::from(-libc::EEXIST);
+    eventually("all six calls are events", || receiver.is_finished());
+    let expected = [0, 0, there, 0, there, there].map(|result| (Topic::Call, 83, result));
+    assert_eq!(receiver.join().unwrap(), expected);
 }
 
 #[test]

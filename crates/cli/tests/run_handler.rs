@@ -363,6 +363,85 @@ fn nothing_stays_from_one_call_to_the_next() {
     assert_eq!(python("getppid", module, "import os; print({os.getppid() for _ in range(100)})"), "{108}\n");
 }
 
+/// Permits a hundred calls of a process, and denies those that follow.
+const HUNDRED: &str = r#"(module
+    (import "orrery" "count" (func $count (param i32 i64) (result i64)))
+    (func (export "decide") (param i32) (result i32)
+        (if (result i32) (i64.gt_s (call $count (i32.const 7) (i64.const 1)) (i64.const 100))
+            (then (i32.const -13)) (else (i32.const 0)))))"#;
+
+#[test]
+fn counters_count_all_threads_are_copied_by_fork_and_begin_anew_with_a_program() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "
+import os, sys, threading
+def calls(count):
+    done = 0
+    for _ in range(count):
+        try: os.getpgid(0); done += 1
+        except PermissionError: pass
+    return done
+if len(sys.argv) > 1:
+    print('executed', calls(150)); sys.exit()
+results = [0] * 8
+def work(index): results[index] = calls(5)
+def run(): 
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+run()
+print('threads', sum(results), flush=True)
+if os.fork() == 0:
+    print('child', calls(200), flush=True)
+    os._exit(0)
+os.wait()
+print('parent', calls(20), flush=True)
+run()
+print('threads', sum(results), calls(50), flush=True)
+os.execv(sys.executable, [sys.executable, '-c', open('/proc/self/cmdline').read().split(chr(0))[2], 'again'])";
+    // 40 of the threads; 60 more of the child, which has a copy; of its parent, 20, then 40 more of threads, and none.
+    let expected = "threads 40\nchild 60\nparent 20\nthreads 40 0\nexecuted 100\n";
+    assert_eq!(python("getpgid", HUNDRED, script), expected);
+}
+
+#[test]
+fn threads_that_count_at_once_lose_no_count() {
+    if facility::is_missing() {
+        return;
+    }
+    if !is_there("cc") {
+        return skipped!("there is no C compiler");
+    }
+    let directory = scene(
+        "getpgid",
+        r#"(module
+        (import "orrery" "count" (func $count (param i32 i64) (result i64)))
+        (import "orrery" "answer" (func $answer (param i64)))
+        (func (export "decide") (param i32) (result i32)
+            (call $answer (call $count (i32.const 0) (i64.const 1))) (i32.const 2)))"#,
+    );
+    let source = directory.path().join("count.c");
+    let program = directory.path().join("count");
+    fs::write(
+        &source,
+        "#include <pthread.h>\n#include <stdio.h>\n#include <unistd.h>\n
+static void *work(void *none) { for (int i = 0; i < 20000; i++) getpgid(0); return none; }
+int main(void) {
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, work, 0);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    printf(\"%d\\n\", getpgid(0));
+}
+",
+    )
+    .unwrap();
+    Compiler::c().flags(["-pthread"]).build(&[&source], &program);
+    let output = run(directory.path(), &[program.to_str().unwrap()]);
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("80001\n", ""));
+}
+
 #[test]
 fn a_rule_has_conditions_beside_its_handler() {
     if facility::is_missing() {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::mem::zeroed;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, waitpid};
 
+use orrery_sys::cgroup_filter::CgroupFilter;
 use orrery_sys::cgroups::own_group;
 
 use crate::child::{self, During, Note, exit, expect};
@@ -24,7 +25,7 @@ const LIMITED: &[System] = &[System::Orbit, System::LwcContexts];
 const ENOUGH_MEMORY: &str = "67108864";
 const PARENTS: &str = "(the parent's)";
 
-/// The five rows of one version would differ in two strings each.
+/// The rows of one version would differ in two strings each.
 macro_rules! controller {
     ($name:literal, $systems:expr, $purpose:literal, $fallback:literal, $probe:expr) => {
         Row {
@@ -42,9 +43,9 @@ pub(crate) const FAMILY: Family = Family {
     rows: &[
         controller!(
             "cgroup_v2",
-            LIMITED,
-            "a group of one's own for each domain: its members are known, counted and ended together",
-            "version 1 controllers, else rlimits and a subreaper",
+            &[System::Orbit, System::LwcContexts, System::Hijack],
+            "a group of one's own for each domain or tracee: its members are known, counted and ended together",
+            "version 1 controllers, else rlimits and a subreaper; a tracee's children are found through their parents",
             |limit| version_2(None, &[], limit)
         ),
         controller!(
@@ -60,6 +61,13 @@ pub(crate) const FAMILY: Family = Family {
             "bounds a domain's share of the processors",
             "version 1's controller, else nice and RLIMIT_CPU",
             |limit| version_2(Some("cpu"), &[("cpu.max", "50000 100000")], limit)
+        ),
+        controller!(
+            "cgroup_v2_weight",
+            &[System::Hijack],
+            "gives a program below its share of CPU time more weight than others where real-time priority is denied",
+            "version 1's controller, else nice",
+            |limit| version_2(Some("cpu"), &[("cpu.weight", "10000"), ("cpu.weight", "1")], limit)
         ),
         controller!(
             "cgroup_v2_pids",
@@ -90,6 +98,13 @@ pub(crate) const FAMILY: Family = Family {
             clone_into_cgroup
         ),
         controller!(
+            "cgroup_skb",
+            &[System::Hijack],
+            "drops part of the packets that arrive for a program with a low share (--net), for all its sockets and beside filters of its own",
+            "a filter at each socket of the program's",
+            cgroup_skb
+        ),
+        controller!(
             "cgroup_v1_memory",
             LIMITED,
             "bounds a domain's memory where version 2 cannot",
@@ -102,6 +117,13 @@ pub(crate) const FAMILY: Family = Family {
             "bounds a domain's share of the processors where version 2 cannot",
             "nice and RLIMIT_CPU",
             |limit| version_1("cpu", &[("cpu.cfs_quota_us", "50000")], limit)
+        ),
+        controller!(
+            "cgroup_v1_shares",
+            &[System::Hijack],
+            "gives a program below its share of CPU time more weight than others where version 2 cannot",
+            "nice",
+            |limit| version_1("cpu", &[("cpu.shares", "262144"), ("cpu.shares", "2")], limit)
         ),
         controller!(
             "cgroup_v1_pids",
@@ -187,6 +209,24 @@ fn clone_into_cgroup(limit: Duration) -> State {
             let Some(pid) = forked else { exit(i32::from(is_inside())) };
             let status = waitpid(Some(pid), WaitOptions::empty()).during("waitpid")?;
             expect(status.and_then(|(_, s)| s.exit_status()) == Some(1), "the child is not in the group")
+        }))
+    };
+    tried().unwrap_or_else(|state| state)
+}
+
+/// The program ends with the child.
+fn cgroup_skb(limit: Duration) -> State {
+    let tried = || -> Result<State, State> {
+        let own = own_group(None).ok_or_else(|| State::missing("no version 2 hierarchy is mounted"))?;
+        let group = ProbeGroup::below(&own, "skb")?;
+        let directory = open(&group.0, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| State::refused("open the group", errno))?;
+        Ok(child::run(limit, |_: &mut Note| {
+            let attached = CgroupFilter::attach(directory.as_fd(), None);
+            attached
+                .map_err(|error| error.errno)
+                .during("a program of the kernel's at a group, by bpf(2)")
+                .map(drop)
         }))
     };
     tried().unwrap_or_else(|state| state)

@@ -6,6 +6,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use orrery_sys::pressure;
+use orrery_sys::scheduling::{self, Policy, Scheduling};
 use rustix::thread::{MembarrierCommand, gettid, membarrier, membarrier_query};
 use syscalls::{Sysno, syscall};
 
@@ -24,10 +26,17 @@ pub(crate) const FAMILY: Family = Family {
             probe: Probe::Child(sched_fifo),
         },
         Row {
+            name: "sched_fifo_99",
+            systems: &[System::Hijack],
+            purpose: "a service manager runs before the programs that it serves, and has these run before all others",
+            fallback: "weights of control groups, else nice values: shares of CPU time are no guarantee",
+            probe: Probe::Child(sched_fifo_99),
+        },
+        Row {
             name: "nice_below_zero",
             systems: &[System::Hijack],
-            purpose: "a precise sleeper outweighs the others of its group",
-            fallback: "a short slice",
+            purpose: "a precise sleeper, or a program below its share of CPU time, outweighs the others of its group",
+            fallback: "a short slice; weights of control groups",
             probe: Probe::Child(nice_below_zero),
         },
         Row {
@@ -43,6 +52,13 @@ pub(crate) const FAMILY: Family = Family {
             purpose: "reserves processor time per period for a task",
             fallback: "a cpu controller's quota, else nice",
             probe: Probe::Child(sched_deadline),
+        },
+        Row {
+            name: "pressure_stall",
+            systems: &[System::Hijack],
+            purpose: "notifies a service manager when tasks wait for CPUs or memory",
+            fallback: "no events of pressure",
+            probe: Probe::Child(pressure_stall),
         },
         Row {
             name: "futex_pi",
@@ -76,6 +92,16 @@ fn sched_fifo(_: &mut Note) -> Verdict {
     // SAFETY: the call takes no pointer and changes nothing.
     let now = unsafe { syscall!(Sysno::sched_getscheduler, 0) }.during("sched_getscheduler")?;
     expect(i32::try_from(now) == Ok(libc::SCHED_FIFO), "the class does not stick")
+}
+
+/// The highest one that a service manager takes for itself; that of programs is one less.
+fn sched_fifo_99(_: &mut Note) -> Verdict {
+    let highest = Scheduling { policy: Policy::Fifo { priority: 99 }, reset_on_fork: true };
+    scheduling::set(0, highest)
+        .map_err(|error| error.errno)
+        .during("sched_setattr(SCHED_FIFO, 99, SCHED_FLAG_RESET_ON_FORK)")?;
+    let now = scheduling::get(0).map_err(|error| error.errno).during("sched_getattr")?;
+    expect(now == highest, "the priority does not stick")
 }
 
 fn nice_below_zero(_: &mut Note) -> Verdict {
@@ -119,6 +145,12 @@ fn sched_deadline(_: &mut Note) -> Verdict {
     unsafe { syscall!(Sysno::sched_setattr, 0, &raw const attributes, 0) }
         .during("sched_setattr(SCHED_DEADLINE)")
         .map(drop)
+}
+
+fn pressure_stall(_: &mut Note) -> Verdict {
+    let watch = |path, step| pressure::watch(path).map_err(|error| error.errno).during(step).map(drop);
+    watch(pressure::CPU, "a trigger at /proc/pressure/cpu")?;
+    watch(pressure::MEMORY, "a trigger at /proc/pressure/memory")
 }
 
 fn futex_pi(_: &mut Note) -> Verdict {

@@ -76,6 +76,10 @@ fn what_the_kernel_was_built_without_is_not_available() {
         ("io_uring", "IO_URING"),
         ("cgroup_v1_memory", "MEMCG_V1"),
         ("cgroup_v1_cpu", "CFS_BANDWIDTH"),
+        ("cgroup_v1_shares", "FAIR_GROUP_SCHED"),
+        ("cgroup_v2_weight", "FAIR_GROUP_SCHED"),
+        ("cgroup_skb", "CGROUP_BPF"),
+        ("pressure_stall", "PSI"),
         ("cgroup_v1_pids", "CGROUP_PIDS"),
         ("cgroup_v1_freezer", "CGROUP_FREEZER"),
         ("futex_pi", "FUTEX_PI"),
@@ -150,7 +154,11 @@ fn scheduling_classes_agree_with_chrt() {
         "100000000",
         "0",
     ];
-    for (name, class) in [("sched_fifo", &["-f", "1"][..]), ("sched_deadline", MILLISECOND)] {
+    for (name, class) in [
+        ("sched_fifo", &["-f", "1"][..]),
+        ("sched_fifo_99", &["-R", "-f", "99"]),
+        ("sched_deadline", MILLISECOND),
+    ] {
         let Some(works) = succeeds("chrt", &[class, &["true"]].concat()) else {
             orrery_testing::skipped!("chrt is not installed");
             return;

@@ -85,8 +85,28 @@ const FULL_SOCKET: i32 = 95;
 /// Where jumps lead to the end, which passes the packet.
 const PASS: i16 = i16::MAX;
 
+/// More than the program has.
+const ROOM: usize = 32;
+
+/// A program that is assembled: no allocator is needed, so that a forked child can try it.
+struct Assembled {
+    all: [Instruction; ROOM],
+    count: usize,
+}
+
+impl Assembled {
+    fn extend<const COUNT: usize>(&mut self, instructions: [Instruction; COUNT]) {
+        for instruction in instructions {
+            if let Some(place) = self.all.get_mut(self.count) {
+                *place = instruction;
+                self.count += 1;
+            }
+        }
+    }
+}
+
 /// Returns the program. `user`: only of sockets that this user made.
-fn program(map: i32, user: Option<u32>) -> Vec<Instruction> {
+fn program(map: i32, user: Option<u32>) -> Assembled {
     let i = |code: u8, to: u8, from: u8, offset: i16, immediate: i32| Instruction {
         code,
         registers: to | from << 4,
@@ -94,7 +114,8 @@ fn program(map: i32, user: Option<u32>) -> Vec<Instruction> {
         immediate,
     };
     let call = |helper: i32| i(0x85, 0, 0, 0, helper);
-    let mut all = vec![
+    let mut all = Assembled { all: [i(0, 0, 0, 0, 0); ROOM], count: 0 };
+    all.extend([
         // r6 = the packet; r0 = its socket, if that is one.
         i(0xbf, 6, 1, 0, 0),
         i(0x79, 1, 6, SOCKET, 0),
@@ -105,7 +126,7 @@ fn program(map: i32, user: Option<u32>) -> Vec<Instruction> {
         i(0x55, 1, 0, PASS, libc::SOCK_DGRAM),
         i(0x61, 1, 0, PROTOCOL, 0),
         i(0x55, 1, 0, PASS, libc::IPPROTO_UDP),
-    ];
+    ]);
     if let Some(user) = user {
         all.extend([i(0xbf, 1, 6, 0, 0), call(SOCKET_UID), i(0x56, 0, 0, PASS, user.cast_signed())]);
     }
@@ -128,8 +149,8 @@ fn program(map: i32, user: Option<u32>) -> Vec<Instruction> {
         i(0xb7, 0, 0, 0, 0),
         i(0x95, 0, 0, 0, 0),
     ]);
-    let end = all.len();
-    for (index, instruction) in all.iter_mut().enumerate().filter(|(_, it)| it.offset == PASS) {
+    let end = all.count;
+    for (index, instruction) in all.all.iter_mut().enumerate().filter(|(_, it)| it.offset == PASS) {
         instruction.offset = i16::try_from(end - index - 1).unwrap_or(0);
     }
     all.extend([i(0xb7, 0, 0, 0, 1), i(0x95, 0, 0, 0, 0)]);
@@ -157,8 +178,8 @@ impl CgroupFilter {
         let instructions = program(map.as_raw_fd(), user);
         let attributes = ProgLoad {
             kind: CGROUP_SKB,
-            count: u32::try_from(instructions.len()).unwrap_or(0),
-            instructions: instructions.as_ptr() as u64,
+            count: u32::try_from(instructions.count).unwrap_or(0),
+            instructions: instructions.all.as_ptr() as u64,
             license: c"Dual MIT/GPL".as_ptr() as u64,
             log_level: 0,
             log_size: 0,

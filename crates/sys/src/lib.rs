@@ -2,8 +2,8 @@
 //!
 //! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
 //! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
-//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with seven
-//! exceptions: [`namespaces::Unmapped::map`], [`capability`], [`cgroups`] and [`processes`], which read tables, [`cgroup_filter`], [`scm::receive`], if descriptors arrive, and the building of filters in
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with six
+//! exceptions: [`namespaces::Unmapped::map`], [`capability`], [`cgroups`] and [`processes`], which read tables, [`scm::receive`], if descriptors arrive, and the building of filters in
 //! [`seccomp`].
 //!
 //! | what | where |
@@ -26,6 +26,7 @@
 //! | the control group of this process | [`cgroups`] |
 //! | the kernel's network configuration and sockets | [`netlink`] |
 //! | how a thread is scheduled, how long a process ran | [`scheduling`] |
+//! | whether tasks wait for CPUs or memory | [`pressure`] |
 
 mod error;
 mod generation;
@@ -48,6 +49,7 @@ pub mod netlink;
 pub mod notify;
 pub mod pagemap;
 pub mod peer;
+pub mod pressure;
 pub mod process;
 pub mod process_memory;
 pub mod processes;

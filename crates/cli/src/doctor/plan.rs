@@ -166,6 +166,36 @@ const ROLES: &[Choices] = &[
     ),
     choices(System::Hijack, "boundary (--enforce)", MEDIATING),
     choices(
+        System::Hijack,
+        "shares of CPU time (--cpu)",
+        &[
+            with(&["sched_fifo_99", "nice_below_zero"], "realtime: SCHED_FIFO"),
+            with(&["cgroup_v2_weight"], "group: weights of cgroup v2"),
+            with(&["cgroup_v1_shares"], "group: weights of cgroup v1"),
+            with(&["nice_below_zero"], "nice: nice values"),
+            otherwise("measure: nothing is guaranteed"),
+        ],
+    ),
+    choices(
+        System::Hijack,
+        "children of who has a share",
+        &[with(&["cgroup_v2"], "a cgroup v2 around the program"), otherwise("found through their parents")],
+    ),
+    choices(
+        System::Hijack,
+        "shares of packets (--net)",
+        &[
+            with(&["pidfd_getfd", "cgroup_skb"], "a program at the cgroup v2, else filters of sockets"),
+            with(&["pidfd_getfd"], "filters of sockets"),
+            otherwise("none: nothing is dropped early"),
+        ],
+    ),
+    choices(
+        System::Hijack,
+        "events of pressure",
+        &[with(&["pressure_stall"], "triggers at /proc/pressure"), otherwise("none")],
+    ),
+    choices(
         System::Orc,
         "objects",
         &[

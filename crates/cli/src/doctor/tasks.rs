@@ -148,6 +148,29 @@ const TASKS: &[Task] = &[
         ],
     },
     Task {
+        name: "manager",
+        about: "guaranteed shares of CPU time and packets (run --cpu, --net); extensions",
+        needs: &[need(
+            Check::Helper("orrery-manager"),
+            "orrery-manager, beside orrery or in its libexec directory",
+        )],
+        wants: &[
+            need(
+                Check::All(&["sched_fifo_99", "nice_below_zero"]),
+                "no guarantee of CPU time (needs CAP_SYS_NICE, or RLIMIT_RTPRIO 99 and RLIMIT_NICE 40)",
+            ),
+            need(
+                Check::All(&["cgroup_v2"]),
+                "daemons of a program may go uncharged (needs a cgroup v2 to make groups in)",
+            ),
+            need(
+                Check::All(&["pidfd_getfd", "cgroup_skb"]),
+                "packets dropped by filters of sockets (needs cgroup v2, CAP_BPF and CAP_NET_ADMIN)",
+            ),
+            need(Check::All(&["pressure_stall"]), "no events of pressure (needs /proc/pressure, CONFIG_PSI)"),
+        ],
+    },
+    Task {
         name: "orbit",
         about: "auxiliary tasks on a fresh copy of state",
         needs: &[],

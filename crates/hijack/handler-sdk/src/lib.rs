@@ -108,6 +108,12 @@ pub fn delay(nanoseconds: i64) {
     imports::delay(nanoseconds);
 }
 
+/// Adds to one of the 64 counters of the process, which all handlers of the policy share; returns what it is then. Threads add in one
+/// step, a forked child has a copy, and a program that is executed begins with zeros.
+pub fn count(counter: i32, amount: i64) -> i64 {
+    imports::count(counter, amount)
+}
+
 /// Copies what an argument points to, from `offset` on; returns the bytes that were copied, which are less than there is room for
 /// where the program's memory ends.
 ///
@@ -174,13 +180,14 @@ mod imports {
             pub(crate) safe fn set_argument(index: i32, value: i64);
             pub(crate) safe fn answer(value: i64);
             pub(crate) safe fn delay(nanoseconds: i64);
+            pub(crate) safe fn count(counter: i32, amount: i64) -> i64;
             pub(super) fn copy_from(index: i32, offset: u32, to: *mut u8, length: usize) -> i32;
             pub(super) fn replace(index: i32, from: *const u8, length: usize) -> i32;
             pub(super) fn emit(from: *const u8, length: usize) -> i32;
         }
     }
 
-    pub(crate) use raw::{answer, argument, delay, set_argument};
+    pub(crate) use raw::{answer, argument, count, delay, set_argument};
 
     pub(crate) fn copy_from(index: i32, offset: u32, room: &mut [u8]) -> i32 {
         // SAFETY: the executive writes at most so many bytes there.
@@ -212,6 +219,10 @@ mod imports {
     pub(crate) fn answer(_value: i64) {}
 
     pub(crate) fn delay(_nanoseconds: i64) {}
+
+    pub(crate) fn count(_counter: i32, _amount: i64) -> i64 {
+        0
+    }
 
     pub(crate) fn copy_from(_index: i32, _offset: u32, _room: &mut [u8]) -> i32 {
         -EFAULT
@@ -258,5 +269,6 @@ mod tests {
         assert_eq!((replace(0, b"x"), emit(b"x"), argument(0)), (Err(EFAULT), Err(EFAULT), 0));
         set_argument(0, 1);
         delay(1);
+        assert_eq!(count(0, 1), 0);
     }
 }

@@ -23,13 +23,15 @@ pub enum Import {
     CopyFrom,
     /// `replace(index, from, length) -> i32`: has an argument point to a copy of these bytes; zero, or an error.
     Replace,
+    /// `count(counter, amount) -> i64`: adds to one of the process's counters; what it is then.
+    Count,
     /// `emit(from, length) -> i32`: reports these bytes; zero, or an error.
     Emit,
 }
 
 impl Import {
     /// All of them, with the names and types that they have in imports.
-    pub const ALL: [(Self, &'static str, &'static [ValType], Option<ValType>); 7] = {
+    pub const ALL: [(Self, &'static str, &'static [ValType], Option<ValType>); 8] = {
         const I32: ValType = ValType::I32;
         const I64: ValType = ValType::I64;
         [
@@ -39,6 +41,7 @@ impl Import {
             (Self::Delay, "delay", &[I64], None),
             (Self::CopyFrom, "copy_from", &[I32, I32, I32, I32], Some(I32)),
             (Self::Replace, "replace", &[I32, I32, I32], Some(I32)),
+            (Self::Count, "count", &[I32, I64], Some(I64)),
             (Self::Emit, "emit", &[I32, I32], Some(I32)),
         ]
     };

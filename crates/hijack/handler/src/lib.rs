@@ -8,7 +8,7 @@
 //! [`interface`]. Whatever else is in it is refused, by name and position. The code that is made of it
 //!
 //! - is position-independent, names nothing outside of itself, and reads and writes nothing but its
-//!   [`Context`](orrery_hijack_image::handler::Context) and its memory: each access is compared with the memory's end;
+//!   [`Context`](orrery_hijack_image::handler::Context), its memory and the process's counters: each access is compared with their end;
 //! - ends: fuel is taken off at each time around a loop and at each call, stack at each call, and where there is none left the
 //!   handler has failed;
 //! - has no instruction that enters the kernel or changes what memory the program may reach, at no offset into any other:

@@ -214,7 +214,7 @@ impl<'a> Module<'a> {
             return Err(Fault::refused(
                 what(),
                 offset,
-                "there are argument, set_argument, answer, delay, copy_from, replace and emit, of `orrery`",
+                "there are argument, set_argument, answer, delay, copy_from, replace, count and emit, of `orrery`",
             ));
         };
         let TypeRef::Func(of) = of else {

@@ -9,12 +9,12 @@ use std::mem::offset_of;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::types::{I8, I16, I32, I64};
 use cranelift_codegen::ir::{
-    AbiParam, Block, BlockArg, ExtFuncData, ExternalName, FuncRef, Function, InstBuilder, JumpTableData,
-    MemFlagsData, SigRef, Signature, Type, UserExternalName, UserFuncName, Value,
+    AbiParam, AtomicRmwOp, Block, BlockArg, ExtFuncData, ExternalName, FuncRef, Function, InstBuilder,
+    JumpTableData, MemFlagsData, SigRef, Signature, Type, UserExternalName, UserFuncName, Value,
 };
 use cranelift_codegen::isa::{CallConv, TargetFrontendConfig};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
-use orrery_hijack_image::handler::{BLOCK, Context, HOST_CALL, MEMORY, host, needs, trap};
+use orrery_hijack_image::handler::{BLOCK, COUNTERS, Context, HOST_CALL, MEMORY, host, needs, trap};
 use wasmparser::{BlockType, FuncType, MemArg, Operator, ValType};
 
 use crate::error::Fault;
@@ -550,6 +550,20 @@ impl Translator<'_, '_> {
                 self.shared.needs |= needs::CHANGES;
                 let value = self.pop();
                 self.store_field(value, offset_of!(Context, delay));
+            }
+            Import::Count => {
+                self.shared.needs |= needs::COUNTS;
+                let (counter, amount) = self.pop2();
+                let last = i64::try_from(COUNTERS - 1).unwrap_or(0);
+                let beyond = self.builder.ins().icmp_imm_u(IntCC::UnsignedGreaterThan, counter, last);
+                self.trap_if(beyond, trap::BOUNDS);
+                let wide = self.builder.ins().uextend(I64, counter);
+                let bytes = self.builder.ins().ishl_imm_u(wide, 3);
+                let counters = self.load_field(offset_of!(Context, counters));
+                let place = self.builder.ins().iadd(counters, bytes);
+                let before = self.builder.ins().atomic_rmw(I64, present(), AtomicRmwOp::Add, place, amount);
+                let after = self.builder.ins().iadd(before, amount);
+                self.push(after);
             }
             Import::CopyFrom => {
                 self.shared.needs |= needs::MEMORY | needs::WRITES;

@@ -7,6 +7,8 @@
 
 mod support;
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use orrery_compiled_handler::{LARGEST, forbidden};
 use orrery_handler::{Fault, compile};
 use orrery_hijack_image::handler::{BLOCK, MEMORY, needs, trap};
@@ -377,6 +379,7 @@ fn needs_are_what_the_module_does() {
                 (import "orrery" "set_argument" (func $set (param i32 i64)))
                 (import "orrery" "answer" (func $answer (param i64)))
                 (import "orrery" "delay" (func $delay (param i64)))
+                (import "orrery" "count" (func $count (param i32 i64) (result i64)))
                 (global $constant i32 (i32.const 3)) (global $variable (mut i32) (i32.const 3))
                 (func $twice (param i32) (result i32) (i32.mul (local.get 0) (i32.const 2)))
                 (func (export "decide") (param i32) (result i32) {body}))"#
@@ -391,9 +394,32 @@ fn needs_are_what_the_module_does() {
         ("(call $set (i32.const 0) (i64.const 1)) (i32.const 0)", needs::CHANGES),
         ("(call $answer (i64.const 1)) (i32.const 2)", needs::CHANGES),
         ("(call $delay (i64.const 1)) (i32.const 0)", needs::CHANGES),
+        ("(i32.wrap_i64 (call $count (i32.const 0) (i64.const 1)))", needs::COUNTS),
     ] {
         assert_eq!(other(body), needed, "{body}");
     }
+}
+
+#[test]
+fn counters_stay_and_there_are_no_others() {
+    let mut handler = loaded(
+        r#"(module (import "orrery" "count" (func $count (param i32 i64) (result i64)))
+            (import "orrery" "argument" (func $argument (param i32) (result i64)))
+            (import "orrery" "answer" (func $answer (param i64)))
+            (func (export "decide") (param i32) (result i32)
+                (call $answer (call $count (i32.wrap_i64 (call $argument (i32.const 0))) (call $argument (i32.const 1))))
+                (i32.const 2)))"#,
+    );
+    let mut count = |counter: i64, amount: i64| {
+        let decided = handler.decide(1, [counter.cast_unsigned(), amount.cast_unsigned(), 0, 0, 0, 0]);
+        decided.map(|_| handler.context.result)
+    };
+    assert_eq!([count(0, 1), count(0, 2), count(63, 5), count(0, 0)], [Ok(1), Ok(3), Ok(5), Ok(3)]);
+    assert_eq!([count(0, -4), count(0, i64::MIN)], [Ok(-1), Ok(i64::MAX)], "it wraps");
+    for beyond in [64, -1, 1 << 31, i64::from(u32::MAX)] {
+        assert_eq!(count(beyond, 1), Err(trap::BOUNDS), "{beyond}");
+    }
+    assert_eq!(handler.counters.iter().filter(|counter| counter.load(Relaxed) != 0).count(), 2);
 }
 
 /// What a handler that needs nothing finds in its context is what it is given: all else may hold anything.

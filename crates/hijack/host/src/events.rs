@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::{AtomicU32, AtomicUsize, fence};
 use std::time::{Duration, Instant};
 
 use orrery_hijack_image::journal::{
     ANSWERED, CALLERS, ENTERED, ENTRIES, EVENT, Entry, Journal, RESUMED, SIGNAL, Slot, stamp_of,
 };
-use rustix::thread::futex::{self, Flags, Timespec};
+use rustix::io::Errno;
+use rustix::thread::futex::{self, Flags, Timespec, Wait, WaitFlags, WaitPtr, WaitvFlags};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Result;
 use crate::shared_segment::{ForeignJournal, SharedSegment, UserMemory};
@@ -124,24 +126,68 @@ enum Source {
     /// In a run of this process.
     Own(Arc<UserMemory>),
     /// In that of another one, which does not wait for this reader.
-    Foreign(ForeignJournal),
+    Foreign { journal: ForeignJournal, _place: Option<Place> },
 }
 
 impl Source {
     fn journal(&self) -> &Journal {
         match self {
             Self::Own(memory) => memory.journal(),
-            Self::Foreign(foreign) => foreign.journal(),
+            Self::Foreign { journal, .. } => journal.journal(),
         }
     }
+}
+
+/// How many journals of further identities all who share it may read, of runs of other processes: each is some megabytes of the reader's
+/// memory.
+#[derive(Debug, Clone)]
+pub struct Room(Arc<AtomicUsize>);
+
+impl Room {
+    /// Returns room for so many.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self(Arc::new(AtomicUsize::new(most)))
+    }
+
+    fn take(&self) -> Option<Place> {
+        let taken = self.0.fetch_update(AcqRel, Acquire, |left| left.checked_sub(1));
+        taken.ok().map(|_| Place(self.clone()))
+    }
+}
+
+/// A part of a [`Room`], given back with this.
+#[derive(Debug)]
+struct Place(Room);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(1, AcqRel);
+    }
+}
+
+/// Where further journals are found: identities have journals of their own, which appear with them.
+#[derive(Debug)]
+enum Directory {
+    /// In this process's own record.
+    Own(Arc<SharedSegment>),
+    /// In the first journal, as the supervisor has announced them there.
+    Foreign {
+        /// The user who has made them all.
+        owner: u32,
+        room: Room,
+        /// How many were looked at.
+        looked: usize,
+    },
 }
 
 /// Reads events. While there is a reader, programs wait for it rather than lose their calls.
 #[derive(Debug)]
 pub struct Events {
-    /// Where further journals appear; `None` where there is one only.
-    segment: Option<Arc<SharedSegment>>,
+    directory: Directory,
     journals: Vec<JournalReader>,
+    /// What the first journal said about how many further ones there are, when they were looked for.
+    further: u32,
     /// How many events of each journal are due: see [`Events::collect`].
     due: usize,
 }
@@ -224,45 +270,43 @@ impl JournalReader {
 
 impl Events {
     pub(crate) fn new(segment: Arc<SharedSegment>) -> Self {
-        let mut events = Self { segment: Some(segment), journals: Vec::new(), due: 0 };
+        let mut events =
+            Self { directory: Directory::Own(segment), journals: Vec::new(), further: 0, due: 0 };
         events.look_for_journals();
         events
     }
 
-    /// Reads the journal of a run that another process has started, as [`Hijack::journal`](crate::Hijack::journal)
-    /// names it there: of the programs that act as the first one of the run does. `owner` is the user who started it.
-    /// Programs do not wait for this reader: what finds no room is lost, and counted.
+    /// Reads the journals of a run that another process has started, as [`Hijack::journal`](crate::Hijack::journal)
+    /// names them there: that of the first program's identity, and those of further ones, as long as there is `room`. `owner` is the user
+    /// who started the run. Programs do not wait for this reader: what finds no room is lost, and counted.
     ///
     /// # Errors
     /// [`Error::Facility`](crate::Error::Facility): there is no such segment, it is none of a run, or it is another
     /// user's.
-    pub fn attach(id: i32, owner: u32) -> Result<Self> {
-        let journal = ForeignJournal::attach(id, owner)?;
-        Ok(Self { segment: None, journals: vec![JournalReader::new(Source::Foreign(journal))], due: 0 })
+    pub fn attach(id: i32, owner: u32, room: &Room) -> Result<Self> {
+        let first =
+            JournalReader::new(Source::Foreign { journal: ForeignJournal::attach(id, owner)?, _place: None });
+        let directory = Directory::Foreign { owner, room: room.clone(), looked: 0 };
+        Ok(Self { directory, journals: vec![first], further: 0, due: 0 })
     }
 
     /// Sleeps until there may be an event, for `most` at most.
     pub fn wait(&self, most: Duration) {
-        /// Entries of further journals wake nobody.
-        const SHORT: Duration = Duration::from_millis(2);
         let Some(first) = self.journals.first().filter(|_| self.due == 0) else { return };
-        let most = if self.journals.len() > 1 { most.min(SHORT) } else { most };
-        let journal = first.source.journal();
-        journal.waiting.store(1, Relaxed);
+        let readers = || self.journals.iter().filter(|reader| !reader.broken);
+        readers().for_each(|reader| reader.source.journal().waiting.store(1, Relaxed));
         // Who writes an entry does so before it looks whether a reader sleeps.
         fence(SeqCst);
-        let written = stamp_of(first.next) + 1;
         // Not whether it has taken its ticket: one that was preempted in between would never run beside a reader that
         // does not sleep.
-        if first.slot().stamp.load(Acquire) != written || first.broken {
-            let most = Timespec {
-                tv_sec: i64::try_from(most.as_secs()).unwrap_or(1),
-                tv_nsec: most.subsec_nanos().into(),
-            };
-            // However it ends, the caller looks again.
-            let _ended = futex::wait(&journal.waiting, Flags::empty(), 1, Some(&most));
+        let is_written =
+            |reader: &JournalReader| reader.slot().stamp.load(Acquire) == stamp_of(reader.next) + 1;
+        let further = &first.source.journal().further;
+        if !readers().any(is_written) && further.load(Acquire) == self.further {
+            let words = readers().map(|reader| (&reader.source.journal().waiting, 1));
+            sleep(words.chain([(further, self.further)]), most);
         }
-        journal.waiting.store(0, Relaxed);
+        readers().for_each(|reader| reader.source.journal().waiting.store(0, Relaxed));
     }
 
     /// Events that were lost: their writers died, or found the journal full for too long.
@@ -274,11 +318,30 @@ impl Events {
         self.journals.iter().map(lost).fold(0, u64::saturating_add)
     }
 
-    /// Users have journals of their own, which appear with them.
+    /// Looks whether there are further identities, which have journals of their own.
     fn look_for_journals(&mut self) {
-        let known = self.journals.len();
-        if let Some(segment) = &self.segment {
-            self.journals.extend(segment.users().into_iter().skip(known).map(JournalReader::of));
+        let further = |reader: &JournalReader| reader.source.journal().further.load(Acquire);
+        self.further = self.journals.first().map_or(0, further);
+        match &mut self.directory {
+            Directory::Own(segment) => {
+                let known = self.journals.len();
+                self.journals.extend(segment.users().into_iter().skip(known).map(JournalReader::of));
+            }
+            Directory::Foreign { owner, room, looked } => {
+                let Some(first) = self.journals.first() else { return };
+                let announced = &first.source.journal().segments;
+                let count = usize::try_from(self.further).unwrap_or(0).min(announced.len());
+                let new = announced.get(*looked..count).unwrap_or_default();
+                let new: Vec<u32> = new.iter().map(|segment| segment.load(Relaxed)).collect();
+                *looked = count.max(*looked);
+                // One that cannot be read is passed over: who writes there can write anything.
+                let attach = |segment: u32| {
+                    let place = room.take()?;
+                    let journal = ForeignJournal::attach(i32::try_from(segment).ok()?, *owner).ok()?;
+                    Some(JournalReader::new(Source::Foreign { journal, _place: Some(place) }))
+                };
+                self.journals.extend(new.into_iter().filter_map(attach));
+            }
         }
     }
 
@@ -298,6 +361,36 @@ impl Events {
             reader.collect();
             let added = reader.read.iter().skip(before);
             self.due += added.take_while(|event| Some(event.end()) <= last).count();
+        }
+    }
+}
+
+/// Sleeps while all words have these values, for `most` at most. However it ends, the caller looks again.
+fn sleep<'a>(words: impl Iterator<Item = (&'a AtomicU32, u32)>, most: Duration) {
+    /// How often it is looked where the kernel waits for one word only (before Linux 5.16).
+    const SHORT: Duration = Duration::from_millis(2);
+    const LONG: Duration = Duration::from_secs(3600);
+    let most = most.min(LONG);
+    let words: Vec<(&AtomicU32, u32)> = words.collect();
+    let waiters: Vec<Wait> = words
+        .iter()
+        .map(|(word, value)| {
+            let mut wait = Wait::new();
+            wait.val = u64::from(*value);
+            wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+            wait.flags = WaitFlags::SIZE_U32;
+            wait
+        })
+        .collect();
+    let Ok(length) = Timespec::try_from(most) else { return };
+    let until = clock_gettime(ClockId::Monotonic) + length;
+    match futex::waitv(&waiters, WaitvFlags::empty(), Some(&until), ClockId::Monotonic) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        Err(_) => {
+            let [(word, value), rest @ ..] = &words[..] else { return };
+            // The last word is not one of entries: whoever appears is found a little later.
+            let most = if rest.len() > 1 { most.min(SHORT) } else { most };
+            let _ended = futex::wait(word, Flags::empty(), *value, Timespec::try_from(most).ok().as_ref());
         }
     }
 }
@@ -330,11 +423,16 @@ impl Drop for Events {
 #[cfg(test)]
 mod tests {
     use orrery_hijack_image::journal::DONE;
+    use orrery_hijack_image::users::Identity;
+    use orrery_sys::seccomp::{Action, Filter, Number, Scope, install};
 
     use super::*;
 
     fn write(segment: &SharedSegment, ticket: u64, number: u32) {
-        let journal = segment.first().journal();
+        write_to(segment.first().journal(), ticket, number);
+    }
+
+    fn write_to(journal: &Journal, ticket: u64, number: u32) {
         let slot = &journal.slots[usize::try_from(ticket).unwrap() % ENTRIES];
         assert_eq!(slot.stamp.load(Relaxed), stamp_of(ticket));
         let entry = Entry { number, state: DONE, ..Entry::EMPTY };
@@ -379,12 +477,13 @@ mod tests {
     fn a_sleeping_reader_of_another_run_is_woken() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let user = rustix::process::geteuid().as_raw();
+        let room = Room::new(0);
         assert!(
-            Events::attach(segment.first().journal_id(), user + 1).is_err()
-                && Events::attach(-1, user).is_err()
+            Events::attach(segment.first().journal_id(), user + 1, &room).is_err()
+                && Events::attach(-1, user, &room).is_err()
         );
-        assert!(Events::attach(segment.verdicts_id(), user).is_err());
-        let mut events = Events::attach(segment.first().journal_id(), user).unwrap();
+        assert!(Events::attach(segment.verdicts_id(), user, &room).is_err());
+        let mut events = Events::attach(segment.first().journal_id(), user, &room).unwrap();
         let writer = std::thread::spawn({
             let segment = Arc::clone(&segment);
             move || {
@@ -408,11 +507,121 @@ mod tests {
         assert_eq!(segment.first().journal().reader.load(Relaxed), 0);
     }
 
+    fn identity(user: u32) -> Identity {
+        Identity { users: [user; 3], groups: [user; 3], capabilities: 0 }
+    }
+
+    /// Adds an identity, with an entry in its journal.
+    fn appear(segment: &SharedSegment, user: u32) {
+        let prepare = |_: usize, memory: &Arc<UserMemory>| {
+            // So that who has made it may still attach it, whoever that is.
+            memory.journal().next.store(1, Relaxed);
+            write_to(memory.journal(), 0, user);
+        };
+        segment.add(&identity(user), prepare).unwrap();
+    }
+
+    #[test]
+    fn a_reader_of_another_run_has_the_journals_of_identities_that_appear() {
+        let segment = Arc::new(SharedSegment::new().unwrap());
+        let owner = rustix::process::geteuid().as_raw();
+        segment.enter_first(&identity(1));
+        let room = Room::new(2);
+        let mut events = Events::attach(segment.first().journal_id(), owner, &room).unwrap();
+        assert!(events.next().is_none());
+        let adder = std::thread::spawn({
+            let segment = Arc::clone(&segment);
+            move || {
+                while segment.first().journal().waiting.load(Acquire) == 0 {
+                    std::thread::yield_now();
+                }
+                appear(&segment, 2);
+            }
+        });
+        // Nothing wakes it but the new identity.
+        events.wait(Duration::from_secs(60));
+        adder.join().unwrap();
+        assert_eq!(events.next().map(|event| event.number()), Some(2));
+        // An entry of the further journal wakes it as well as one of the first.
+        let further = segment.users().pop().unwrap();
+        let writer = std::thread::spawn(move || {
+            let journal = further.journal();
+            while journal.waiting.load(Acquire) == 0 {
+                std::thread::yield_now();
+            }
+            write_to(journal, 1, 7);
+            journal.next.store(2, Relaxed);
+            fence(SeqCst);
+            if journal.waiting.swap(0, Relaxed) != 0 {
+                futex::wake(&journal.waiting, Flags::empty(), 1).unwrap();
+            }
+        });
+        let begin = Instant::now();
+        while events.next().is_none_or(|event| event.number() != 7) {
+            events.wait(Duration::from_secs(60));
+        }
+        writer.join().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(50), "it was woken by nothing");
+        // There is room for one more, and not for two.
+        appear(&segment, 3);
+        appear(&segment, 4);
+        assert_eq!(events.next().map(|event| event.number()), Some(3));
+        assert!(events.next().is_none());
+        drop(events);
+        assert!(room.take().is_some_and(|_first| room.take().is_some()), "what was taken is given back");
+    }
+
+    /// Who can write to the first journal announces what it likes: segments that are none, and the same one again.
+    #[test]
+    fn what_is_announced_is_looked_at_once() {
+        let segment = Arc::new(SharedSegment::new().unwrap());
+        let owner = rustix::process::geteuid().as_raw();
+        let room = Room::new(8);
+        let mut events = Events::attach(segment.first().journal_id(), owner, &room).unwrap();
+        let journal = segment.first().journal();
+        journal.segments[0].store(u32::MAX, Relaxed);
+        journal.segments[1].store(u32::try_from(segment.verdicts_id()).unwrap(), Relaxed);
+        for count in [2, u32::MAX, 0, 1, u32::MAX] {
+            journal.further.store(count, Relaxed);
+            assert!(events.next().is_none());
+        }
+        assert_eq!(events.journals.len(), 1);
+        // And then it sleeps.
+        let begin = Instant::now();
+        events.wait(Duration::from_millis(20));
+        assert!(begin.elapsed() >= Duration::from_millis(20));
+    }
+
+    /// Before Linux 5.16, or where a filter refuses the call.
+    #[test]
+    fn without_a_wait_for_several_words_all_are_looked_at_often() {
+        let limited = std::thread::spawn(|| {
+            let mut filter = Filter::new(Action::Allow);
+            filter.set(Number(449), Action::Fail(Errno::NOSYS));
+            rustix::thread::set_no_new_privs(true).unwrap();
+            install(&filter.program(), Scope::Thread).unwrap();
+            let words = [1, 1, 0].map(AtomicU32::new);
+            let elapsed = |words: &[(&AtomicU32, u32)], most| {
+                let begin = Instant::now();
+                sleep(words.iter().copied(), most);
+                begin.elapsed()
+            };
+            let [first, second, further] = &words;
+            let (long, short) = (Duration::from_secs(60), Duration::from_millis(20));
+            // Two journals, of which the second wakes nobody; one alone; and one that has been written to.
+            assert!(elapsed(&[(first, 1), (second, 1), (further, 0)], long) < long / 2);
+            assert!(elapsed(&[(first, 1), (further, 0)], short) >= short);
+            first.store(0, Relaxed);
+            assert!(elapsed(&[(first, 1), (further, 0)], long) < long / 2);
+        });
+        limited.join().unwrap();
+    }
+
     #[test]
     fn a_reader_sleeps_while_a_writer_has_only_its_ticket() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let owner = rustix::process::geteuid().as_raw();
-        let mut events = Events::attach(segment.first().journal_id(), owner).unwrap();
+        let mut events = Events::attach(segment.first().journal_id(), owner, &Room::new(0)).unwrap();
         segment.first().journal().next.store(1, Relaxed);
         let begin = Instant::now();
         events.wait(Duration::from_millis(20));

@@ -9,6 +9,8 @@ use orrery_hijack_image::journal::Journal;
 use orrery_hijack_image::shared_page::{SharedPage, ThreadCounters, Verdicts};
 use orrery_hijack_image::users::{Identity, User};
 
+use rustix::thread::futex::{self, Flags};
+
 use crate::error::{Error, Result};
 
 /// The verdicts about code, and what each identity among the tracees shares, attached to this process until it executes
@@ -156,6 +158,11 @@ impl SharedSegment {
         memory.own(identity.users[1]);
         prepare(index, &memory);
         place.enter(identity, memory.ids());
+        // Readers of other processes know the first journal only.
+        let first = self.first.journal();
+        first.announce(index.saturating_sub(1), memory.ids()[2]);
+        // Who does not sleep looks by itself.
+        let _woken = futex::wake(&first.further, Flags::empty(), i32::MAX.unsigned_abs());
         users.push(memory);
         Ok(index)
     }

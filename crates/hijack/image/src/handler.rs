@@ -17,6 +17,8 @@ pub const FUEL: i64 = 1 << 20;
 pub const STACK: u64 = 1 << 10;
 /// What a call of one of the executive's functions costs, beside a unit for each byte.
 pub const HOST_CALL: i64 = 256;
+/// How many counters a process has, which the handlers of its policy share. Each is a word, and they alone stay from one decision to the next.
+pub const COUNTERS: usize = 64;
 /// The longest time that a handler can have a call wait, in nanoseconds.
 pub const LONGEST_DELAY: u64 = 1_000_000_000;
 
@@ -50,6 +52,8 @@ pub struct Context {
     pub functions: [u64; host::COUNT],
     /// What these need.
     pub host: u64,
+    /// Where the process's [`COUNTERS`] are: words that are added to in one step.
+    pub counters: u64,
 }
 
 /// Functions of the executive that a handler can call.
@@ -125,8 +129,10 @@ pub mod needs {
     pub const VARIABLES: u32 = 16;
     /// To change the call's arguments, what it returns, or when it is made.
     pub const CHANGES: u32 = 32;
+    /// The counters.
+    pub const COUNTS: u32 = 64;
     /// All of these.
-    pub const ALL: u32 = MEMORY | WRITES | REPLACES | EMITS | VARIABLES | CHANGES;
+    pub const ALL: u32 = MEMORY | WRITES | REPLACES | EMITS | VARIABLES | CHANGES | COUNTS;
 }
 
 /// A number that is another one for code which agrees with another executive: the compiler is in a program of its own.
@@ -145,6 +151,8 @@ pub const LAYOUT: u64 = {
         offset_of!(Context, globals),
         offset_of!(Context, functions),
         offset_of!(Context, host),
+        offset_of!(Context, counters),
+        COUNTERS,
         size_of::<Context>(),
         host::COPY_FROM,
         host::REPLACE,

@@ -6,7 +6,10 @@
 //! ring full wait for the reader; where there is none, they count what is lost. A reader looks every few milliseconds,
 //! or sleeps at [`Journal::waiting`] and is woken.
 
+use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::users::USERS;
 
 /// How many entries the ring holds.
 pub const ENTRIES: usize = 8192;
@@ -31,8 +34,23 @@ pub struct Journal {
     /// Not zero while a reader sleeps until there is an entry: a writer of one sets it to zero, and wakes the sleeper
     /// (futex(2)).
     pub waiting: AtomicU32,
+    /// How many journals further identities of the run have. The supervisor stores it last, and wakes who waits for it (futex(2)). In the
+    /// first program's journal only; who can write there can write anything here.
+    pub further: AtomicU32,
+    /// The segments of these journals.
+    pub segments: [AtomicU32; USERS - 1],
     /// The slots.
     pub slots: [Slot; ENTRIES],
+}
+
+impl Journal {
+    /// Notes the segment of a further journal, of which there are `index` already. In the supervisor only, in the first journal.
+    pub fn announce(&self, index: usize, segment: u32) {
+        if let (Some(place), Ok(count)) = (self.segments.get(index), u32::try_from(index + 1)) {
+            place.store(segment, Relaxed);
+            self.further.store(count, Release);
+        }
+    }
 }
 
 /// One place of the ring. Its stamps are [`stamp_of`]: all-zero slots are free.

@@ -29,7 +29,7 @@ pub enum Request {
         name: String,
         /// The attributes that the tracee starts with.
         values: Values,
-        /// The executive's journal, if the manager is to read it: the identifier of its System V segment.
+        /// The first journal of the run, if the manager is to read what its programs log: the identifier of its System V segment.
         journal: Option<i32>,
         /// The nice value that it had before it first joined, if a manager served it that was killed. Below 0 it counts for
         /// the superuser's processes only.

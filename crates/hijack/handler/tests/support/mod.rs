@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 
 use orrery_compiled_handler::Handler;
-use orrery_hijack_image::handler::{Context, FUEL, MEMORY, trap};
+use orrery_hijack_image::handler::{COUNTERS, Context, FUEL, MEMORY, trap};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 /// Code that can be executed.
@@ -14,6 +15,7 @@ pub(crate) struct Loaded {
     handler: Handler,
     pub(crate) memory: Vec<u8>,
     pub(crate) context: Context,
+    pub(crate) counters: Box<[AtomicU64; COUNTERS]>,
 }
 
 /// As the executive's functions, for a handler that is tested alone: what would be copied is nowhere.
@@ -56,14 +58,17 @@ impl Loaded {
             functions: [(nothing as extern "C" fn(&mut Context, i32, i32, i32, i32) -> i32) as usize as u64;
                 3],
             host: 0,
+            counters: 0,
         };
-        Self { code, length, handler, memory, context }
+        let counters = Box::new([const { AtomicU64::new(0) }; COUNTERS]);
+        Self { code, length, handler, memory, context, counters }
     }
 
     /// Decides about a call; the verdict, or why there is none.
     pub(crate) fn decide(&mut self, number: i32, arguments: [u64; 6]) -> Result<i32, u64> {
         let context = &mut self.context;
         context.memory = self.memory.as_mut_ptr() as u64;
+        context.counters = self.counters.as_ptr() as u64;
         context.constants = self.handler.constants.as_ptr() as u64;
         (context.fuel, context.stack, context.trap, context.dirty) = (FUEL, self.handler.stack, 0, 0);
         (context.given, context.arguments, context.result) = (arguments, arguments, 0);

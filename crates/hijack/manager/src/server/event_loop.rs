@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use orrery_extension::{Manifest, Module};
 use orrery_sys::scheduling::thread_cpu_time;
-use orrery_sys::{peer, signals};
+use orrery_sys::{peer, pressure, signals};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use super::loading::{Compiled, Compiler, Loaded, Loader, refuse_more};
 use super::privilege::Privilege;
 use super::requests::{Outcome, handle};
 use super::settings::{Handler, Listener, ServeError, Settings, listen};
-use super::sources::{Ticker, Ticks, pressure};
+use super::sources::{Ticker, Ticks};
 use super::state::State;
 use super::upcalls;
 use crate::attributes::{Capability, Rights, Topic, TraceeId};
@@ -56,7 +56,7 @@ struct Server {
     /// Ends the wait of clients when there is a new budget.
     wake: Ticker,
     signals: OwnedFd,
-    pressure: [Option<std::fs::File>; 2],
+    pressure: [Option<OwnedFd>; 2],
     connections: HashMap<u64, Connection>,
     /// The rights of connections that were closed, with those that they delegated and that are open.
     closed: Vec<(Capability, HashSet<u64>)>,
@@ -80,7 +80,7 @@ pub fn serve(settings: Settings, handlers: Vec<Box<dyn Handler>>) -> Result<(), 
     let state = State::new(&settings, handlers, privilege, journals)?;
     let open = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make an epoll instance"));
     let timer = |length| Ticker::new(length).map_err(failed("make a timer"));
-    let watched = |resource| settings.pressure.then(|| pressure(resource)).flatten();
+    let watched = |path| settings.pressure.then(|| pressure::watch(path).ok()).flatten();
     let mut server = Server {
         state,
         listener,
@@ -90,7 +90,7 @@ pub fn serve(settings: Settings, handlers: Vec<Box<dyn Handler>>) -> Result<(), 
         ticks: Ticks::new(settings.tick),
         wake: timer(std::time::Duration::from_millis(50))?,
         signals,
-        pressure: [watched("cpu"), watched("memory")],
+        pressure: [watched(pressure::CPU), watched(pressure::MEMORY)],
         connections: HashMap::new(),
         closed: Vec::new(),
         next: TRACEES << 1,

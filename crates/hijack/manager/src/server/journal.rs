@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use orrery_hijack::Events;
+use orrery_hijack::{Events, Room};
 use orrery_sys::scheduling::{self, Policy, Scheduling, thread_cpu_time};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -21,6 +21,8 @@ use crate::attributes::TraceeId;
 const MOST: usize = 4096;
 /// After so many in a row a thread rests, nineteen times as long as it worked.
 const BATCH: usize = 256;
+/// Journals of further identities that are read of one of root's runs, and of all runs of others: they are memory that is locked.
+const FURTHER: usize = 63;
 /// How long a thread sleeps if nobody wakes it: then it looks whether the tracee is left.
 const LONGEST: Duration = Duration::from_millis(500);
 
@@ -46,12 +48,14 @@ pub(super) struct Journals {
     /// For each thread whether it is to end.
     stop: HashMap<TraceeId, Arc<AtomicBool>>,
     realtime: bool,
+    /// For journals of further identities in runs of ordinary users.
+    room: Room,
 }
 
 impl Journals {
     pub(super) fn new(realtime: bool) -> io::Result<Self> {
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { queue: Arc::default(), doorbell, stop: HashMap::new(), realtime })
+        Ok(Self { queue: Arc::default(), doorbell, stop: HashMap::new(), realtime, room: Room::new(FURTHER) })
     }
 
     /// Returns a descriptor that is readable while calls wait.
@@ -59,7 +63,12 @@ impl Journals {
         &self.doorbell
     }
 
-    /// Reads a journal from now on, until the tracee is [gone](Self::stop): as long as somebody is attached to the segment, the
+    /// Returns the room for journals of further identities in a run of this user.
+    pub(super) fn room(&self, user: u32) -> Room {
+        if user == 0 { Room::new(FURTHER) } else { self.room.clone() }
+    }
+
+    /// Reads a run's journals from now on, until the tracee is [gone](Self::stop): as long as somebody is attached to the segment, the
     /// tracees' supervisor waits.
     pub(super) fn read(&mut self, mut events: Events, tracee: TraceeId) -> io::Result<()> {
         let (queue, doorbell) = (Arc::clone(&self.queue), Arc::clone(&self.doorbell));

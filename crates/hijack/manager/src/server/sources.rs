@@ -1,7 +1,5 @@
-//! When a tick is due; timers and pressure as file descriptors.
+//! When a tick is due; timers as file descriptors.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -81,14 +79,6 @@ impl Ticker {
         let mut count = [0; 8];
         rustix::io::read(&self.fd, &mut count).is_ok()
     }
-}
-
-/// Opens a file that is readable with priority when tasks stall for 15% of two seconds (the kernel's documentation, accounting/psi): the
-/// window that users without privilege may take, too. `None` where the kernel has no such file, or does not permit it.
-pub(super) fn pressure(resource: &str) -> Option<File> {
-    let mut file = File::options().read(true).write(true).open(format!("/proc/pressure/{resource}")).ok()?;
-    file.write_all(b"some 300000 2000000\0").ok()?;
-    Some(file)
 }
 
 #[cfg(test)]

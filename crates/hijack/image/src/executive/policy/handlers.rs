@@ -2,13 +2,13 @@
 //!
 //! A handler runs on the stack that the executive is on, with a context there, so that calls of several threads, and of a signal
 //! handler that interrupts another call, do not meet. One that writes to its memory has an area of its own for as long as it
-//! decides, which is afterwards what it was at first: nothing that one call left is there for the next one.
+//! decides, which is afterwards what it was at first: nothing that one call left is there for the next one, but for the process's counters.
 //!
 //! A handler that fails has its call refused.
 
 use core::mem::{MaybeUninit, size_of};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::compiler_fence;
+use core::sync::atomic::{AtomicU64, compiler_fence};
 
 use super::conditions::Call;
 use super::journal_writer;
@@ -19,7 +19,9 @@ use crate::executive::abi::pool::Item;
 use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
 use crate::executive::abi::syscall::{EMSGSIZE, ENAMETOOLONG, EPERM};
 use crate::executive::abi::{user_memory, work_areas};
-use crate::handler::{BLOCK, Context, FUEL, Handler, LONGEST_DELAY, MEMORY, host, needs, trap, verdict};
+use crate::handler::{
+    BLOCK, COUNTERS, Context, FUEL, Handler, LONGEST_DELAY, MEMORY, host, needs, trap, verdict,
+};
 use crate::journal::DATA;
 use crate::nr;
 use crate::policy::Rule;
@@ -42,6 +44,10 @@ unsafe impl Item for Area {
 /// A forked child releases none: a handler of the program's that has interrupted a decision may have forked, and the decision goes
 /// on in the child. What other threads had stays taken there, and is never touched.
 static AREAS: Areas<Area, 2> = Areas::new();
+
+/// What handlers count: one set for the process. Threads add in one step; a forked child has a copy, as of all memory; a new program has
+/// a new executive, and zeros.
+static COUNTED: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 
 /// What a handler says about a call.
 pub(crate) enum Decision {
@@ -94,6 +100,7 @@ pub(crate) fn decide(
         globals: handler.globals,
         functions: functions(),
         host: (&raw mut host).addr() as u64,
+        counters: COUNTED.as_ptr().expose_provenance() as u64,
     };
     (&raw mut host).expose_provenance();
     let decided = if handler.needs & needs::MEMORY != 0 {
@@ -172,7 +179,7 @@ fn refused(rule: &Rule) -> Decided {
 fn run(policy: Policy, number: u64, handler: &Handler, context: *mut Context) -> i32 {
     let entry = core::ptr::with_exposed_provenance::<()>(policy.address(handler.entry) as usize);
     // SAFETY: the supervisor has put the handler's code there, which is a function of this type, and which writes to nothing but
-    // the context and its memory: see `orrery-handler`.
+    // the context, its memory and, in one step each, the counters: see `orrery-handler`.
     unsafe {
         let decide: unsafe extern "C" fn(*mut Context, i32) -> i32 = core::mem::transmute(entry);
         decide(context, number as i32)
