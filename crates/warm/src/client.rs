@@ -79,6 +79,9 @@ pub enum Error {
 /// How long a server that is there may be without its socket.
 const HICCUP: Duration = Duration::from_secs(1);
 
+/// How long a server has to say what became of a program, where nobody is there who could interrupt the question.
+const FATE: Duration = Duration::from_secs(10);
+
 /// Knows where a server is.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -133,7 +136,7 @@ impl Client {
             let running = Running::start(connection, job)?;
             started(&running);
             match running.wait() {
-                Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id)? {
+                Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id, None)? {
                     Fate::Died(outcome) => return Ok(Answer { outcome, micros: 0 }),
                     // An end of file, and no reset, says that a worker had read the request: it may have run, whatever
                     // the server knows of it.
@@ -170,7 +173,7 @@ impl Client {
         };
         let running = Running::start(connection, job).map_err(not_begun)?;
         match running.wait() {
-            Err(Error::Protocol(protocol::Error::Closed)) => match self.fate(running.id)? {
+            Err(Error::Protocol(protocol::Error::Closed)) => match self.fate(running.id, Some(FATE))? {
                 Fate::Died(outcome) => Ok(Answer { outcome, micros: 0 }),
                 Fate::NotBegun => Err(Error::ServerLost),
             },
@@ -219,8 +222,8 @@ impl Client {
         }
     }
 
-    fn fate(&self, id: RequestId) -> Result<Fate, Error> {
-        match self.ask(&Question::Fate(id)) {
+    fn fate(&self, id: RequestId, limit: Option<Duration>) -> Result<Fate, Error> {
+        match self.ask_within(&Question::Fate(id), limit) {
             Ok(Reply::Fate(fate)) => Ok(fate),
             Ok(Reply::Health(_) | Reply::Reload(_)) | Err(Error::NoServer { .. } | Error::Protocol(_)) => {
                 Err(Error::ServerLost)
