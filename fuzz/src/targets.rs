@@ -28,6 +28,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("orc_request", messages::orc_request),
     Target::new("policy", policies::document),
     Target::new("rewriting", files::rewriting).up_to(64),
+    Target::new("script_answer", messages::script_answer),
     Target::new("seccomp_profile", policies::seccomp_profile),
     Target::new("unit", files::unit),
     Target::new("vault_message", messages::vault_message),
@@ -88,6 +89,7 @@ mod tests {
         all("guest_report", &|input| orrery_orthros_wire::decode::<Report>(input).is_ok());
         all("guest_request", &|input| orrery_orthros_wire::decode::<Request>(input).is_ok());
         all("warm_reply", &|input| warm::decode::<warm::Reply>(input).is_ok());
+        all("script_answer", &|input| matches!(orrery_warm_http::answer::parse(input), Ok(Some(_))));
         all("container_config", &|input| {
             let mut config = serde_json::from_slice(input).unwrap();
             let path = std::path::Path::new("/store");

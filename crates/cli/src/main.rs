@@ -7,7 +7,6 @@ mod faults;
 mod generate;
 mod guard;
 mod kimage;
-mod log;
 mod manager;
 mod oci_request;
 mod orbits;
@@ -29,6 +28,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use orrery_warm_http::log;
 
 /// Rollback, isolation, auxiliary processes, system call policies, memory sharing and kernel crash recovery for Linux programs
 ///

@@ -43,6 +43,11 @@ enum Command {
     Serve(ServeArguments),
     /// Run a program on a server; works as python3 in a script's first line
     Run(RunArguments),
+    /// Serve HTTP: each request runs as a script of a server, by the Common Gateway Interface
+    ///
+    /// Balancers such as nginx and HAProxy spread requests over several of these. SIGTERM has the server say that it drains, serve
+    /// on for a while, and end when its requests have.
+    Http(Box<orrery_warm_http::command::Arguments>),
     /// Print the state of a server and its workers
     Status(SocketArgument),
     /// Replace the workers of a server by new ones, which import everything again, without refusing a request
@@ -137,6 +142,8 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.command {
         Command::Serve(arguments) => serve(arguments),
         Command::Run(arguments) => run_program(arguments),
+        // Checked here, served there.
+        Command::Http(_checked) => orrery_warm_http::command::execute(std::env::args_os().skip(1)),
         Command::Status(socket) => print_status(&socket),
         Command::Reload(socket) => reload(&socket),
     }

@@ -113,6 +113,7 @@ impl Installed {
             "orrery-guest",
             "orrery-orthros-load",
             "orrery-warm-python",
+            "orrery-warm-http",
         ] {
             // Panics with the command that builds it.
             let _ = orrery_testing::built(library);
@@ -277,7 +278,7 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "42\n", "{output:?} {said:?}");
 
     let man = installed.prefix.join("share/man/man1");
-    for page in ["orrery", "orrery-guard", "orrery-warm-serve", "orrery-orthros-up"] {
+    for page in ["orrery", "orrery-guard", "orrery-warm-serve", "orrery-warm-http", "orrery-orthros-up"] {
         let text = fs::read_to_string(man.join(format!("{page}.1"))).unwrap();
         assert!(text.contains(".SH NAME") && text.contains(".SH DESCRIPTION"), "{page}");
     }
@@ -299,6 +300,15 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
         warm.contains(&format!("ExecStart={}/bin/orrery warm serve", installed.prefix.display())),
         "{warm}"
     );
+    let http = fs::read_to_string(units.join("orrery-warm-http.service")).unwrap();
+    assert!(
+        http.contains(&format!("ExecStart={}/bin/orrery warm http", installed.prefix.display())),
+        "{http}"
+    );
+    // Its program is found where it is installed.
+    let http = succeed(installed.program("orrery").args(["warm", "http", "--help"]));
+    assert!(http.contains("--directory"), "{http}");
+    assert!(installed.prefix.join("libexec/orrery/orrery-warm-http").is_file());
 }
 
 #[test]

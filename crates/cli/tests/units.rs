@@ -40,10 +40,11 @@ fn units_start_reload_and_stop_what_they_are_of() {
         ("orrery", "bin"),
         ("orrery-manager", "libexec/orrery"),
         ("orrery-warm-python", "libexec/orrery"),
+        ("orrery-warm-http", "libexec/orrery"),
         ("orrery-guest", "libexec/orrery"),
         ("orrery-orthros-load", "libexec/orrery"),
     ];
-    for (name, place) in programs.into_iter().take(if is_whole { 5 } else { 3 }) {
+    for (name, place) in programs.into_iter().take(if is_whole { 6 } else { 4 }) {
         let stripped = directory.path().join(name);
         strip(name, &stripped);
         copy(&stripped, &format!("/usr/local/{place}/{name}"));

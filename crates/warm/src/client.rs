@@ -52,6 +52,14 @@ pub enum Error {
     /// The worker ended, and so did the server before it could tell how.
     #[error("the server ended while the program ran: how far it came is unknown")]
     ServerLost,
+    /// The server ended, or the worker did, before anybody had read the request: nothing of the program ran.
+    #[error("the server on {socket} ended before a worker took the program, which did not begin: try again")]
+    NotBegun {
+        /// The path.
+        socket: PathBuf,
+        /// The system's reason.
+        source: protocol::Error,
+    },
     /// The server has kept its workers.
     #[error("the server did not reload, and serves as before: {reason}")]
     NotReloaded {
@@ -70,6 +78,9 @@ pub enum Error {
 
 /// How long a server that is there may be without its socket.
 const HICCUP: Duration = Duration::from_secs(1);
+
+/// How long a server has to say what became of a program, where nobody is there who could interrupt the question.
+const FATE: Duration = Duration::from_secs(10);
 
 /// Knows where a server is.
 #[derive(Clone, Debug)]
@@ -125,7 +136,7 @@ impl Client {
             let running = Running::start(connection, job)?;
             started(&running);
             match running.wait() {
-                Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id)? {
+                Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id, None)? {
                     Fate::Died(outcome) => return Ok(Answer { outcome, micros: 0 }),
                     // An end of file, and no reset, says that a worker had read the request: it may have run, whatever
                     // the server knows of it.
@@ -137,6 +148,36 @@ impl Client {
                 },
                 other => return other,
             }
+        }
+    }
+
+    /// Runs a program to its end, and never sends it twice: a program of which it cannot be known how far it came must not
+    /// begin again.
+    ///
+    /// Calls `connected` before the request is sent, for a caller who may want to end the program: `shutdown(2)` of the
+    /// connection, or of a duplicate, does. No signals may be sent on it, as bytes that a worker has not read look like a
+    /// request that no worker has read.
+    ///
+    /// # Errors
+    /// [`Error::NoServer`], [`Error::Busy`] and [`Error::NotBegun`] where nothing of the program ran; after
+    /// [`Error::ServerLost`], and what can go wrong in the conversation, it may have run.
+    pub fn run_once(&self, job: &Job<'_>, connected: impl FnOnce(BorrowedFd<'_>)) -> Result<Answer, Error> {
+        let connection = self.connect()?;
+        connected(connection.as_fd());
+        // A request is read as a whole before anything of it runs, and a reset says that something was not read.
+        let not_begun = |error| match error {
+            Error::Protocol(source) if is_loss(&source) && !matches!(source, protocol::Error::Closed) => {
+                Error::NotBegun { socket: self.socket.clone(), source }
+            }
+            other => other,
+        };
+        let running = Running::start(connection, job).map_err(not_begun)?;
+        match running.wait() {
+            Err(Error::Protocol(protocol::Error::Closed)) => match self.fate(running.id, Some(FATE))? {
+                Fate::Died(outcome) => Ok(Answer { outcome, micros: 0 }),
+                Fate::NotBegun => Err(Error::ServerLost),
+            },
+            other => other.map_err(not_begun),
         }
     }
 
@@ -153,7 +194,15 @@ impl Client {
     /// # Errors
     /// [`Error::NoServer`], and what can go wrong in the conversation.
     pub fn health(&self) -> Result<Health, Error> {
-        match self.ask(&Question::Health)? {
+        self.health_within(None)
+    }
+
+    /// Returns how the server is, if it says so within the limit: a server that is stopped or stuck never does.
+    ///
+    /// # Errors
+    /// As for [`health`](Self::health); `EAGAIN` in [`protocol::Error::Io`] after the limit.
+    pub fn health_within(&self, limit: Option<Duration>) -> Result<Health, Error> {
+        match self.ask_within(&Question::Health, limit)? {
             Reply::Health(health) => Ok(health),
             Reply::Fate(_) | Reply::Reload(_) => Err(Error::ServerLost),
         }
@@ -173,8 +222,8 @@ impl Client {
         }
     }
 
-    fn fate(&self, id: RequestId) -> Result<Fate, Error> {
-        match self.ask(&Question::Fate(id)) {
+    fn fate(&self, id: RequestId, limit: Option<Duration>) -> Result<Fate, Error> {
+        match self.ask_within(&Question::Fate(id), limit) {
             Ok(Reply::Fate(fate)) => Ok(fate),
             Ok(Reply::Health(_) | Reply::Reload(_)) | Err(Error::NoServer { .. } | Error::Protocol(_)) => {
                 Err(Error::ServerLost)
@@ -184,10 +233,21 @@ impl Client {
     }
 
     fn ask(&self, question: &Question) -> Result<Reply, Error> {
+        self.ask_within(question, None)
+    }
+
+    fn ask_within(&self, question: &Question, limit: Option<Duration>) -> Result<Reply, Error> {
         let path = control_path(&self.socket);
         let no_server =
             |errno: rustix::io::Errno| Error::NoServer { socket: self.socket.clone(), source: errno.into() };
         let connection = open_socket(SocketFlags::CLOEXEC)?;
+        if limit.is_some() {
+            // The time-out for sending bounds connect(2) too.
+            for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
+                rustix::net::sockopt::set_socket_timeout(&connection, option, limit)
+                    .map_err(io_error("cannot set a time-out of a socket"))?;
+            }
+        }
         let address = SocketAddrUnix::new(&path).map_err(no_server)?;
         rustix::net::connect(&connection, &address).map_err(no_server)?;
         Ok(protocol::ask(connection.as_fd(), question)?)

@@ -93,6 +93,27 @@ pub(super) fn warm_reply(input: &[u8]) {
     }
 }
 
+/// What a script writes as the header of its answer to an HTTP request: what is passed on is what HTTP can carry, and says the same again.
+pub(super) fn script_answer(input: &[u8]) {
+    use orrery_warm_http::answer::parse;
+    let Ok(Some((head, length))) = parse(input) else { return };
+    assert!(length <= input.len() && (200..600).contains(&head.status));
+    let mut again = format!("Status: {}\r\n", head.status).into_bytes();
+    for (name, value) in &head.fields {
+        assert!(!value.iter().any(|byte| matches!(byte, b'\r' | b'\n' | 0)), "{name}");
+        assert!(
+            !matches!(name.as_str(), "connection" | "transfer-encoding" | "upgrade" | "status"),
+            "{name}"
+        );
+        again.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+    }
+    again.extend(b"\r\n");
+    assert_eq!(parse(&again), Ok(Some((head, again.len()))));
+    // What follows, and that more is to come, makes no difference.
+    assert_eq!(parse(&input[..length]), parse(input));
+    assert_eq!(parse(&input[..length - 1]), Ok(None));
+}
+
 /// Returns a request of each kind, and a question of each.
 pub(super) fn warm_requests() -> Vec<Vec<u8>> {
     let program = [

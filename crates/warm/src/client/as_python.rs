@@ -115,7 +115,7 @@ pub fn exit_status(error: &Error) -> i32 {
         Error::NoServer { .. } => 69,
         Error::ServerLost | Error::NotReloaded { .. } => 70,
         Error::Io { .. } => 71,
-        Error::Busy { .. } => 75,
+        Error::Busy { .. } | Error::NotBegun { .. } => 75,
         Error::Protocol(_) => 76,
     }
 }

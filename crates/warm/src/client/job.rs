@@ -43,6 +43,8 @@ pub struct Job<'a> {
     safe_path: bool,
     warnings: Vec<OsString>,
     ignored_signals: u64,
+    opened: Option<BorrowedFd<'a>>,
+    umask: Option<u32>,
 }
 
 impl<'a> Job<'a> {
@@ -60,6 +62,8 @@ impl<'a> Job<'a> {
             safe_path: false,
             warnings: Vec::new(),
             ignored_signals: 0,
+            opened: None,
+            umask: None,
         }
     }
 
@@ -136,6 +140,22 @@ impl<'a> Job<'a> {
         self
     }
 
+    /// Has the script be this file, open for reading at its start: its path is what the program sees of it and is not opened. It
+    /// has no meaning for a program that is not a script.
+    #[must_use]
+    pub fn opened_script(mut self, script: BorrowedFd<'a>) -> Self {
+        self.opened = Some(script);
+        self
+    }
+
+    /// Gives the program this file mode creation mask. Without it the mask is this process', which can only be read by
+    /// setting it: so a process with several threads that create files or send jobs gives one.
+    #[must_use]
+    pub fn umask(mut self, mask: u32) -> Self {
+        self.umask = Some(mask & 0o777);
+        self
+    }
+
     /// Returns where the program's text is.
     #[must_use]
     pub fn source(&self) -> &Source {
@@ -161,15 +181,18 @@ impl<'a> Job<'a> {
 
     /// Sends the job as request `id`.
     pub(super) fn send(&self, connection: BorrowedFd<'_>, id: RequestId) -> Result<(), Error> {
+        if let (Source::Script(_), Some(script)) = (&self.source, self.opened) {
+            return self.send_opened(connection, id, Some(script));
+        }
         let script = self.open_script().map_err(io_error("cannot open the script"))?;
-        self.send_opened(connection, id, script.as_ref())
+        self.send_opened(connection, id, script.as_ref().map(AsFd::as_fd))
     }
 
     fn send_opened(
         &self,
         connection: BorrowedFd<'_>,
         id: RequestId,
-        script: Option<&OwnedFd>,
+        script: Option<BorrowedFd<'_>>,
     ) -> Result<(), Error> {
         let own_directory = match self.directory {
             Some(_) => None,
@@ -199,7 +222,7 @@ impl<'a> Job<'a> {
             arguments: self.arguments.iter().map(|argument| argument.as_bytes()).collect(),
             environment: &environment,
             directory: &path,
-            umask: own_umask(),
+            umask: self.umask.unwrap_or_else(own_umask),
             streams,
             ignored_signals: self.ignored_signals,
             options: Options {
@@ -210,7 +233,7 @@ impl<'a> Job<'a> {
             },
         };
         let descriptors: Vec<BorrowedFd<'_>> =
-            self.streams.iter().copied().flatten().chain(directory).chain(script.map(AsFd::as_fd)).collect();
+            self.streams.iter().copied().flatten().chain(directory).chain(script).collect();
         Ok(protocol::send(connection, &protocol::encode(&request)?, &descriptors)?)
     }
 }

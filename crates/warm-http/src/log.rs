@@ -1,4 +1,4 @@
-//! Log messages of the long-running commands: level and format.
+//! Log messages of the long-running commands: level and format. `orrery` and `orrery-warm-http` have the same.
 //!
 //! Libraries emit events of the crate `tracing`; this module writes them to standard error. Messages that belong to a
 //! command's result go to standard output or are errors, and are not logged.
@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Options that every command accepts.
-#[derive(Args)]
-pub(crate) struct Options {
+#[derive(Args, Debug)]
+pub struct Options {
     /// Log messages of this level and above
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value_t = Level::Info, hide_possible_values = false)]
     log_level: Level,
@@ -20,7 +20,7 @@ pub(crate) struct Options {
     log_format: Format,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Level {
     Off,
     Error,
@@ -30,7 +30,7 @@ enum Level {
     Trace,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
     /// One line per message
     Text,
@@ -39,7 +39,7 @@ enum Format {
 }
 
 /// Directs log messages to standard error. Called once, before the command runs.
-pub(crate) fn start(options: &Options) {
+pub fn start(options: &Options) {
     let level = match options.log_level {
         Level::Off => LevelFilter::OFF,
         Level::Error => LevelFilter::ERROR,
