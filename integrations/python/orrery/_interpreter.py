@@ -261,7 +261,7 @@ def _was_built_with_the_pass(path: str) -> bool:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(_DESCRIPTOR) >= 0
     except (OSError, ValueError):
-        # Whoever loads it reports what is wrong with it.
+        # The import reports what is wrong with it.
         return False
 
 

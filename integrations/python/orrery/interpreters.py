@@ -112,7 +112,7 @@ class Interpreter:
     def close(self) -> None:
         """Ends the interpreter and its instances, when its threads have ended.
 
-        Raises `Error` while it runs in another thread, and while it has threads that nobody waits for (daemons, those of `_thread`).
+        Raises `Error` while it runs in another thread, and while it has threads that are not waited for (daemons, those of `_thread`).
         """
         if self._id is None:
             return
