@@ -79,7 +79,7 @@ class Interpreters(unittest.TestCase):
             "with Interpreter() as one, Interpreter() as two:\n"
             "    for interpreter in one, two, one:\n"
             "        interpreter.run('import counter')\n"
-            "        print(interpreter.evaluate('counter.of_gil_state()'))\n"
+            "        print(interpreter.evaluate('counter.of_gil_state()'), flush=True)\n"
             "    two.run('from orrery.interpreters import Interpreter')\n"
             "    two.run('with Interpreter() as inner: inner.run(\"import counter; print(counter.of_gil_state(), flush=True)\")')\n"
             "    print(two.evaluate('counter.of_gil_state()'))\n"
