@@ -355,7 +355,12 @@ def test_what_ends_pytest_ends_the_test(suite, number):
         """
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--orrery"]
-    running = subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True)
+
+    def heed():
+        # Shells start what is to run in the background with SIGINT ignored, and so do all below it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    running = subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     pid = suite.path / "pid"
     while not pid.exists():
         assert running.poll() is None
