@@ -126,7 +126,7 @@ enum Source {
     /// In a run of this process.
     Own(Arc<UserMemory>),
     /// In that of another one, which does not wait for this reader.
-    Foreign { journal: ForeignJournal, _place: Option<Place> },
+    Foreign { journal: ForeignJournal, _permit: Option<QuotaPermit> },
 }
 
 impl Source {
@@ -141,26 +141,26 @@ impl Source {
 /// How many journals of further identities all who share it may read, of runs of other processes: each is some megabytes of the reader's
 /// memory.
 #[derive(Debug, Clone)]
-pub struct Room(Arc<AtomicUsize>);
+pub struct JournalQuota(Arc<AtomicUsize>);
 
-impl Room {
-    /// Returns room for so many.
+impl JournalQuota {
+    /// Returns a quota of so many.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(most)))
     }
 
-    fn take(&self) -> Option<Place> {
+    fn take(&self) -> Option<QuotaPermit> {
         let taken = self.0.fetch_update(AcqRel, Acquire, |left| left.checked_sub(1));
-        taken.ok().map(|_| Place(self.clone()))
+        taken.ok().map(|_| QuotaPermit(self.clone()))
     }
 }
 
-/// A part of a [`Room`], given back with this.
+/// A part of a [`JournalQuota`], which is given back when this is dropped.
 #[derive(Debug)]
-struct Place(Room);
+struct QuotaPermit(JournalQuota);
 
-impl Drop for Place {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         self.0.0.fetch_add(1, AcqRel);
     }
@@ -175,7 +175,7 @@ enum Directory {
     Foreign {
         /// The user who has made them all.
         owner: u32,
-        room: Room,
+        quota: JournalQuota,
         /// How many were looked at.
         looked: usize,
     },
@@ -277,16 +277,18 @@ impl Events {
     }
 
     /// Reads the journals of a run that another process has started, as [`Hijack::journal`](crate::Hijack::journal)
-    /// names them there: that of the first program's identity, and those of further ones, as long as there is `room`. `owner` is the user
+    /// names them there: that of the first program's identity, and those of further ones, as long as `quota` allows. `owner` is the user
     /// who started the run. Programs do not wait for this reader: what finds no room is lost, and counted.
     ///
     /// # Errors
     /// [`Error::Facility`](crate::Error::Facility): there is no such segment, it is none of a run, or it is another
     /// user's.
-    pub fn attach(id: i32, owner: u32, room: &Room) -> Result<Self> {
-        let first =
-            JournalReader::new(Source::Foreign { journal: ForeignJournal::attach(id, owner)?, _place: None });
-        let directory = Directory::Foreign { owner, room: room.clone(), looked: 0 };
+    pub fn attach(id: i32, owner: u32, quota: &JournalQuota) -> Result<Self> {
+        let first = JournalReader::new(Source::Foreign {
+            journal: ForeignJournal::attach(id, owner)?,
+            _permit: None,
+        });
+        let directory = Directory::Foreign { owner, quota: quota.clone(), looked: 0 };
         Ok(Self { directory, journals: vec![first], further: 0, due: 0 })
     }
 
@@ -327,7 +329,7 @@ impl Events {
                 let known = self.journals.len();
                 self.journals.extend(segment.users().into_iter().skip(known).map(JournalReader::of));
             }
-            Directory::Foreign { owner, room, looked } => {
+            Directory::Foreign { owner, quota, looked } => {
                 let Some(first) = self.journals.first() else { return };
                 let announced = &first.source.journal().segments;
                 let count = usize::try_from(self.further).unwrap_or(0).min(announced.len());
@@ -336,9 +338,9 @@ impl Events {
                 *looked = count.max(*looked);
                 // One that cannot be read is passed over: who writes there can write anything.
                 let attach = |segment: u32| {
-                    let place = room.take()?;
+                    let permit = quota.take()?;
                     let journal = ForeignJournal::attach(i32::try_from(segment).ok()?, *owner).ok()?;
-                    Some(JournalReader::new(Source::Foreign { journal, _place: Some(place) }))
+                    Some(JournalReader::new(Source::Foreign { journal, _permit: Some(permit) }))
                 };
                 self.journals.extend(new.into_iter().filter_map(attach));
             }
@@ -477,13 +479,13 @@ mod tests {
     fn a_sleeping_reader_of_another_run_is_woken() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let user = rustix::process::geteuid().as_raw();
-        let room = Room::new(0);
+        let quota = JournalQuota::new(0);
         assert!(
-            Events::attach(segment.first().journal_id(), user + 1, &room).is_err()
-                && Events::attach(-1, user, &room).is_err()
+            Events::attach(segment.first().journal_id(), user + 1, &quota).is_err()
+                && Events::attach(-1, user, &quota).is_err()
         );
-        assert!(Events::attach(segment.verdicts_id(), user, &room).is_err());
-        let mut events = Events::attach(segment.first().journal_id(), user, &room).unwrap();
+        assert!(Events::attach(segment.verdicts_id(), user, &quota).is_err());
+        let mut events = Events::attach(segment.first().journal_id(), user, &quota).unwrap();
         let writer = std::thread::spawn({
             let segment = Arc::clone(&segment);
             move || {
@@ -526,8 +528,8 @@ mod tests {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let owner = rustix::process::geteuid().as_raw();
         segment.enter_first(&identity(1));
-        let room = Room::new(2);
-        let mut events = Events::attach(segment.first().journal_id(), owner, &room).unwrap();
+        let quota = JournalQuota::new(2);
+        let mut events = Events::attach(segment.first().journal_id(), owner, &quota).unwrap();
         assert!(events.next().is_none());
         let adder = std::thread::spawn({
             let segment = Arc::clone(&segment);
@@ -562,13 +564,13 @@ mod tests {
         }
         writer.join().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(50), "it was woken by nothing");
-        // There is room for one more, and not for two.
+        // The quota allows one more, and not two.
         appear(&segment, 3);
         appear(&segment, 4);
         assert_eq!(events.next().map(|event| event.number()), Some(3));
         assert!(events.next().is_none());
         drop(events);
-        assert!(room.take().is_some_and(|_first| room.take().is_some()), "what was taken is given back");
+        assert!(quota.take().is_some_and(|_first| quota.take().is_some()), "what was taken is given back");
     }
 
     /// Who can write to the first journal announces what it likes: segments that are none, and the same one again.
@@ -576,8 +578,8 @@ mod tests {
     fn what_is_announced_is_looked_at_once() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let owner = rustix::process::geteuid().as_raw();
-        let room = Room::new(8);
-        let mut events = Events::attach(segment.first().journal_id(), owner, &room).unwrap();
+        let quota = JournalQuota::new(8);
+        let mut events = Events::attach(segment.first().journal_id(), owner, &quota).unwrap();
         let journal = segment.first().journal();
         journal.segments[0].store(u32::MAX, Relaxed);
         journal.segments[1].store(u32::try_from(segment.verdicts_id()).unwrap(), Relaxed);
@@ -621,7 +623,7 @@ mod tests {
     fn a_reader_sleeps_while_a_writer_has_only_its_ticket() {
         let segment = Arc::new(SharedSegment::new().unwrap());
         let owner = rustix::process::geteuid().as_raw();
-        let mut events = Events::attach(segment.first().journal_id(), owner, &Room::new(0)).unwrap();
+        let mut events = Events::attach(segment.first().journal_id(), owner, &JournalQuota::new(0)).unwrap();
         segment.first().journal().next.store(1, Relaxed);
         let begin = Instant::now();
         events.wait(Duration::from_millis(20));

@@ -77,7 +77,7 @@ mod unfollowed;
 
 pub use code_locations::CodeLocations;
 pub use error::{Error, Result};
-pub use events::{Event, Events, Room, State};
+pub use events::{Event, Events, JournalQuota, State};
 pub use launch::{Child, Hijack, Options};
 pub use policy::{Policy, PolicyError, Services};
 pub use syscall_counts::{Call, Counts, bucket_end};

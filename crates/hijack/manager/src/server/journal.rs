@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use orrery_hijack::{Events, Room};
+use orrery_hijack::{Events, JournalQuota};
 use orrery_sys::scheduling::{self, Policy, Scheduling, thread_cpu_time};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -49,13 +49,19 @@ pub(super) struct Journals {
     stop: HashMap<TraceeId, Arc<AtomicBool>>,
     realtime: bool,
     /// For journals of further identities in runs of ordinary users.
-    room: Room,
+    quota: JournalQuota,
 }
 
 impl Journals {
     pub(super) fn new(realtime: bool) -> io::Result<Self> {
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { queue: Arc::default(), doorbell, stop: HashMap::new(), realtime, room: Room::new(FURTHER) })
+        Ok(Self {
+            queue: Arc::default(),
+            doorbell,
+            stop: HashMap::new(),
+            realtime,
+            quota: JournalQuota::new(FURTHER),
+        })
     }
 
     /// Returns a descriptor that is readable while calls wait.
@@ -63,9 +69,9 @@ impl Journals {
         &self.doorbell
     }
 
-    /// Returns the room for journals of further identities in a run of this user.
-    pub(super) fn room(&self, user: u32) -> Room {
-        if user == 0 { Room::new(FURTHER) } else { self.room.clone() }
+    /// Returns the quota of journals of further identities in a run of this user.
+    pub(super) fn quota(&self, user: u32) -> JournalQuota {
+        if user == 0 { JournalQuota::new(FURTHER) } else { self.quota.clone() }
     }
 
     /// Reads a run's journals from now on, until the tracee is [gone](Self::stop): as long as somebody is attached to the segment, the

@@ -57,8 +57,8 @@ fn perform(
         Request::Join { name, values, journal, former_nice } => {
             let process = fds.pop().ok_or("cannot join: the message has no pidfd")?;
             // Before anything is changed: it may be another user's.
-            let room = state.journals.room(connection.uid);
-            let events = journal.map(|id| Events::attach(id, connection.uid, &room)).transpose();
+            let quota = state.journals.quota(connection.uid);
+            let events = journal.map(|id| Events::attach(id, connection.uid, &quota)).transpose();
             let events = events.map_err(|error| error.to_string())?;
             let outcome = join(state, connection, process, &name, &values, former_nice)?;
             if let (Some(events), Some(tracee)) = (events, outcome.joined) {
