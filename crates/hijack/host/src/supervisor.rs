@@ -20,8 +20,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use orrery_hijack_image::request_slots::{ANSWERED, FutexOps, IN_SERVICE, PENDING, owner, state, tag};
-use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, USER, YES};
+use orrery_hijack_image::request_slots::{
+    ANSWERED, FutexOps, IN_SERVICE, PENDING, owner, release, state, tag,
+};
+use orrery_hijack_image::request_slots::{
+    CODE, EXEC, EXEC_FAILED, Request, SITE, SITE_UNANSWERED, USER, YES,
+};
 use orrery_hijack_image::rewrite_plan::RewritePlan;
 use orrery_hijack_image::shared_page::{SharedPage, Unfollowed, Verdict, Verdicts, code_hash};
 use orrery_hijack_image::users::Identity;
@@ -343,6 +347,10 @@ impl Work for UserService {
             SITE => {
                 let judged = judge(self.supervisor.segment.verdicts(), request);
                 answer(request, thread, if judged { YES } else { 0 });
+            }
+            SITE_UNANSWERED => {
+                judge(self.supervisor.segment.verdicts(), request);
+                release(&self.memory.page().requests, request, state(IN_SERVICE, thread), &Futex);
             }
             _ => answer(request, thread, 0),
         }

@@ -174,6 +174,70 @@ fn signal(process: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
 
+/// A thread of real-time priority may be what keeps the supervisor from the CPU: it has calls dispatched, and sites rewritten when the
+/// supervisor has said how.
+#[test]
+fn threads_of_real_time_priority_do_not_wait_for_the_supervisor() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = r"
+import os, sys, time
+print(os.getpid(), flush=True)
+try: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+except PermissionError: sys.exit(print('no priority'))
+for line in sys.stdin:
+    begin = time.monotonic()
+    for _ in range(200): os.getppid()
+    print(int(time.monotonic() - begin < 1), flush=True)";
+    let mut command = Command::new(*ORRERY);
+    let report = tempfile::tempdir().unwrap();
+    let path = report.path().join("report");
+    command.args([
+        "trace",
+        "-c",
+        "--json",
+        "--output",
+        path.to_str().unwrap(),
+        "--",
+        "/usr/bin/python3",
+        "-c",
+        script,
+    ]);
+    let mut tracer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut output) =
+        (tracer.stdin.take().unwrap(), BufReader::new(tracer.stdout.take().unwrap()));
+    let mut line = || {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    };
+    let supervisor = supervisor_of(line().parse().unwrap());
+    signal(supervisor, libc::SIGSTOP);
+    await_that("its supervisor has stopped", || is_stopped(supervisor));
+    let _no_reader = input.write_all(b"go\n");
+    let answer = line();
+    signal(supervisor, libc::SIGCONT);
+    if answer == "no priority" {
+        orrery_testing::skipped!("threads may not have real-time priority");
+        tracer.wait().unwrap();
+        return;
+    }
+    assert_eq!(answer, "1", "the thread has waited for the supervisor");
+    // It answers now, and the site is rewritten with one of the next calls: calls are rewritten then that were not.
+    for _ in 0..50 {
+        input.write_all(b"go\n").unwrap();
+        line();
+        thread::sleep(Duration::from_millis(20));
+    }
+    drop(input);
+    assert!(tracer.wait().unwrap().success());
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == "getppid").unwrap();
+    let (dispatched, rewritten) = (call["dispatched"].as_u64().unwrap(), call["patched"].as_u64().unwrap());
+    assert!(dispatched >= 200 && rewritten > 5000, "{call}");
+}
+
 /// Returns how many children of a process sleep.
 fn waiting_children(of: u32) -> u64 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok());

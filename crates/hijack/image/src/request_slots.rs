@@ -10,6 +10,8 @@
 //!              asker        asker      supervisor     supervisor       asker  `--> CLAIMED, by who was woken
 //! ```
 //!
+//! A request that is not waited for ([`leave`]) is released by the supervisor, without having been answered.
+//!
 //! A state carries the ID of the thread whose slot it is. Threads may be killed at any point, and IDs differ between
 //! PID namespaces: the supervisor may take a living thread for dead. So a thread goes on with a slot only if it still
 //! is its own, and submits its request again if not.
@@ -54,7 +56,7 @@ pub struct Requests {
 pub struct Request {
     /// What it is in, and whose it is; the asking thread sleeps on it.
     pub state: AtomicU32,
-    /// [`EXEC`], [`SITE`] or [`USER`].
+    /// [`EXEC`], [`SITE`], [`SITE_UNANSWERED`] or [`USER`].
     pub kind: AtomicU32,
     /// [`YES`], or zero, or for [`USER`] one more than an index among the users, or for [`EXEC`] one more than an
     /// [`Unfollowed`](crate::shared_page::Unfollowed).
@@ -68,7 +70,7 @@ pub struct Request {
     pub nonce_address: AtomicU64,
     /// See `nonce_address`.
     pub nonce: AtomicU64,
-    /// For [`SITE`]: the last `CODE` bytes of code that end behind the system call instruction, in words.
+    /// For [`SITE`] and [`SITE_UNANSWERED`]: the last `CODE` bytes of code that end behind the system call instruction, in words.
     pub code: [AtomicU64; CODE / 8],
 }
 
@@ -80,6 +82,9 @@ pub const SITE: u32 = 2;
 
 /// "This thread acts as another user from now on: which memory is that one's?"
 pub const USER: u32 = 3;
+
+/// As [`SITE`], but the thread does not wait for the answer: the supervisor releases the slot.
+pub const SITE_UNANSWERED: u32 = 4;
 
 /// The answer to [`SITE`] that there is a verdict, and to [`EXEC`] that the supervisor is watching.
 pub const YES: u32 = u32::MAX;
@@ -155,6 +160,27 @@ pub fn submit(
             Outcome::Lost => {}
             Outcome::None => return None,
         }
+    }
+}
+
+/// Has the supervisor do something that this thread does not wait for. Nothing is done where no slot is free, or where the thread has such a
+/// request already: one that the supervisor does not come to, because it has no CPU, takes one slot for each thread at most.
+///
+/// `kind` is [`SITE_UNANSWERED`]; `fill` writes the request down.
+pub fn leave(requests: &Requests, kind: u32, thread: u32, futex: &impl FutexOps, fill: impl Fn(&Request)) {
+    let is_own = |place: &Request| {
+        let now = place.state.load(Relaxed);
+        owner(now) == thread && [PENDING, IN_SERVICE].contains(&tag(now))
+    };
+    if supervisor_is_gone(requests, 0) || requests.slots.iter().any(is_own) {
+        return;
+    }
+    let Some(place) = acquire(requests, kind, thread, futex) else { return };
+    place.kind.store(kind, Relaxed);
+    fill(place);
+    if change(place, state(CLAIMED, thread), state(PENDING, thread)) {
+        requests.doorbell.fetch_add(1, AcqRel);
+        futex.wake(&requests.doorbell, 1);
     }
 }
 
@@ -373,6 +399,37 @@ mod tests {
             }
         });
         assert!(taken > 0);
+    }
+
+    #[test]
+    fn a_thread_leaves_one_request_and_waits_for_none() {
+        let requests = Fresh::new();
+        let of = |thread: u32| {
+            let pending = |place: &&Request| place.state.load(Relaxed) == state(PENDING, thread);
+            requests.slots.iter().filter(pending).count()
+        };
+        let ask = |thread: u32| leave(&requests, SITE_UNANSWERED, thread, &Futex, |_| {});
+        (0..3).for_each(|_| ask(7));
+        ask(8);
+        assert_eq!((of(7), of(8), requests.doorbell.load(Relaxed)), (1, 1, 2));
+        // As the supervisor does.
+        let place =
+            requests.slots.iter().find(|place| place.state.load(Relaxed) == state(PENDING, 7)).unwrap();
+        assert_eq!(place.kind.load(Relaxed), SITE_UNANSWERED);
+        assert!(change(place, state(PENDING, 7), state(IN_SERVICE, 7)));
+        ask(7);
+        assert_eq!(of(7), 0);
+        assert!(release(&requests, place, state(IN_SERVICE, 7), &Futex));
+        ask(7);
+        assert_eq!(of(7), 1);
+        // All slots are others'.
+        requests.slots.iter().for_each(|place| place.state.store(state(IN_SERVICE, 9), Relaxed));
+        ask(7);
+        assert_eq!(of(7), 0);
+        requests.slots[0].state.store(FREE, Relaxed);
+        requests.supervisor_alive.store(DEAD, Relaxed);
+        ask(7);
+        assert_eq!(of(7), 0);
     }
 
     #[test]

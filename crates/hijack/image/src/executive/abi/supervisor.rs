@@ -37,3 +37,10 @@ pub(crate) fn request(kind: u32, fill: impl Fn(&Request)) -> Option<u32> {
     let thread = unsafe { call(nr::gettid, [0; 6]) };
     request_slots::submit(&shared_page().requests, kind, thread as u32, &Futex, fill)
 }
+
+/// Leaves a request for the supervisor, without waiting. Signals must be blocked, as in [`request`].
+pub(crate) fn leave(kind: u32, fill: impl Fn(&Request)) {
+    // SAFETY: the call takes no pointer.
+    let thread = unsafe { call(nr::gettid, [0; 6]) };
+    request_slots::leave(&shared_page().requests, kind, thread as u32, &Futex, fill);
+}

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 
 use crate::config::SA_ONSTACK;
 use crate::executive::abi::state::{ORRERY_CONFIG, counted, timed, verdicts};
-use crate::executive::abi::supervisor::request;
+use crate::executive::abi::supervisor::{leave, request};
 use crate::executive::abi::syscall::{address, block_signals, set_mask};
 use crate::executive::abi::trampoline::{
     RETURN_ADDRESSES, TRAMPOLINES, orrery_stub_call, orrery_timed, orrery_trampolines,
@@ -24,9 +24,10 @@ use crate::executive::memory::{code_ranges, jump_pads, saved_code, stub_pages};
 use crate::executive::policy::path_filter;
 use crate::executive::policy::table::policy;
 use crate::executive::services;
+use crate::executive::services::scheduling::RealtimePolicy;
 use crate::nr;
 use crate::nr::CALLS;
-use crate::request_slots::{CODE, SITE, YES};
+use crate::request_slots::{CODE, Request, SITE, SITE_UNANSWERED, YES};
 use crate::rewrite_plan::{RELOCATED, RewritePlan, SYSCALL, WORDS};
 use crate::shared_page::{Verdict, code_hash};
 
@@ -93,12 +94,18 @@ fn verdict(code: &[u64; CODE / 8]) -> Option<Option<RewritePlan>> {
     if let Some(known) = remembered() {
         return Some(known);
     }
-    let mask = block_signals();
-    let answer = request(SITE, |request| {
+    let fill = |request: &Request| {
         for (place, word) in request.code.iter().zip(code) {
             place.store(*word, Relaxed);
         }
-    });
+    };
+    // The supervisor has ordinary priority. A thread that may keep all CPUs from it does not wait for it, and asks again later.
+    let waits = RealtimePolicy::current().is_none();
+    let mask = block_signals();
+    let answer = if waits { request(SITE, fill) } else { None };
+    if !waits {
+        leave(SITE_UNANSWERED, fill);
+    }
     set_mask(mask);
     match answer {
         Some(YES) => Some(remembered().flatten()),

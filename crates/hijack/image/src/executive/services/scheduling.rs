@@ -38,6 +38,7 @@ struct Attributes {
 
 const OTHER: u32 = 0;
 const FIFO: u32 = 1;
+const ROUND_ROBIN: u32 = 2;
 const BATCH: u32 = 3;
 /// What the kernel takes for the shortest slice.
 const SLICE: u64 = 100_000;
@@ -200,6 +201,31 @@ pub(crate) fn boost() {
 /// Returns what the program gave the thread, if that may be changed.
 fn own_attributes() -> Option<Attributes> {
     current().filter(|own| own.policy == OTHER || own.policy == BATCH)
+}
+
+/// The policies in which `sched_yield` gives up nothing but the turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RealtimePolicy {
+    /// `SCHED_FIFO`
+    Fifo,
+    /// `SCHED_RR`
+    RoundRobin,
+}
+
+impl RealtimePolicy {
+    /// Returns that of the calling thread, if it has one.
+    pub(crate) fn current() -> Option<Self> {
+        /// `SCHED_RESET_ON_FORK`, which is added to the policy.
+        const RESET_ON_FORK: i64 = 0x4000_0000;
+        // SAFETY: the call takes no pointer.
+        let policy = unsafe { call(nr::sched_getscheduler, [0; 6]) };
+        match policy & !RESET_ON_FORK {
+            _ if failed(policy) => None,
+            policy if policy == i64::from(FIFO) => Some(Self::Fifo),
+            policy if policy == i64::from(ROUND_ROBIN) => Some(Self::RoundRobin),
+            _ => None,
+        }
+    }
 }
 
 /// The calling thread is about to make a thread or a process, or to execute a program: these are to be as the program
