@@ -232,12 +232,14 @@ pub struct Rule {
 
 /// The section `[services]`: calls that the executive answers in the kernel's place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Services {
     /// How sleeps end.
     pub sleep: Option<Sleep>,
     /// Answers that are cached.
     pub remember: Vec<Remembered>,
+    /// How long receive calls look for a datagram before they block: a duration.
+    pub poll_receive: Option<Spanned<String>>,
 }
 
 /// How `nanosleep` and `clock_nanosleep` end on time.

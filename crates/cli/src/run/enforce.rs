@@ -239,7 +239,7 @@ impl Translation {
         let mut told: Vec<_> =
             rules.iter().zip(&sorted).map(|(rule, (yes, no))| describe(*rule, yes, no)).collect();
         let services = policy.services();
-        if services.sleep.is_some() || !services.remember.is_empty() {
+        if services.sleep.is_some() || services.poll_receive.is_some() || !services.remember.is_empty() {
             told.push(
                 "services: the executive's alone: they answer the program about itself, and allow nothing"
                     .to_owned(),

@@ -1,8 +1,10 @@
 //! The options that turn services on, as the section `[services]` of a policy does.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 use orrery_hijack::Services;
-use orrery_hijack::policy::{Mount, Remembered, Sleep};
+use orrery_hijack::policy::{Mount, Remembered, Sleep, poll_time};
 
 /// Calls that the executive answers itself
 #[derive(Args)]
@@ -14,6 +16,10 @@ pub(super) struct Options {
     /// Answer calls from memory whose results cannot change unnoticed
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     remember: Vec<What>,
+
+    /// Have threads of real-time priority look for a datagram for so long before they block in recv or recvmsg: up to 10ms
+    #[arg(long, value_name = "TIME", value_parser = poll_time)]
+    poll_receive: Option<Duration>,
 
     /// Show a tar file's content at a path, as a read-only directory
     #[arg(long = "mount", value_name = "PATH=ARCHIVE", value_parser = mount)]
@@ -52,6 +58,11 @@ impl Options {
             What::Process => Remembered::Process,
             What::User => Remembered::User,
         });
-        Services { sleep, remember: remember.collect(), mounts: self.mounts.clone() }
+        Services {
+            sleep,
+            remember: remember.collect(),
+            poll_receive: self.poll_receive,
+            mounts: self.mounts.clone(),
+        }
     }
 }

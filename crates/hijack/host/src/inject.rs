@@ -274,6 +274,7 @@ fn furnish(
         (offset_of!(Config, handlers), table + handlers),
         (offset_of!(Config, handlers_length), handlers_length),
         (offset_of!(Config, services), services(pid, settings)),
+        (offset_of!(Config, poll_receive), settings.policy.services().poll_receive_nanoseconds()),
         (offset_of!(Config, code), code),
         (offset_of!(Config, code_length), code_length),
         (action + offset_of!(Action, handler), entries.handler),

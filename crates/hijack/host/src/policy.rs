@@ -37,6 +37,7 @@
 //! [services]
 //! sleep = "precise"              # or "realtime"
 //! remember = ["process", "user"]
+//! poll-receive = "100us"         # threads of real-time priority look for a datagram for so long before they block
 //!
 //! [[mount]]                      # an archive, seen as a directory that cannot be written to
 //! prefix = "/opt/app"
@@ -57,7 +58,7 @@ use orrery_hijack_image::policy::{Rule, action, log};
 pub use crate::arg_types::{Descriptors, Detail};
 use compile::Compiled;
 pub use orrery_policy::{Manager, PolicyError};
-pub use services::{Mount, Remembered, Services, Sleep};
+pub use services::{LONGEST_POLL, Mount, Remembered, Services, Sleep, poll_time};
 pub(crate) use table::{Strictness, handlers_code};
 pub(crate) use values::errno;
 pub use view::{Destination, Effect, RuleView};

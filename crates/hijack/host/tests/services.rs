@@ -99,6 +99,81 @@ print(os.sched_getscheduler(0), os.nice(0), os.getuid())";
     assert_eq!(as_nobody(&[program.to_str().unwrap(), "run", "--sleep", "realtime", "--"]), native);
 }
 
+const POLLING: [&[&str]; 3] = [
+    &["--poll-receive", "10ms"],
+    &["--poll-receive", "100us", "--no-patch"],
+    &["--poll-receive", "10ms", "--sleep", "precise", "--remember", "process"],
+];
+
+#[test]
+fn receive_calls_that_look_keep_the_kernels_promises() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let receiver = compile(directory.path(), "receiver.c");
+    assert_same(&POLLING, &[receiver.to_str().unwrap(), "promises"]);
+}
+
+/// Returns in how many of 1,000 receive calls a thread of real-time priority was blocked; none without the right to that.
+fn blocked(options: &[&str], receiver: &Path) -> Option<u32> {
+    let output = run(options, &[receiver.to_str().unwrap(), "blocked"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).trim().parse().ok()
+}
+
+#[test]
+fn threads_of_real_time_priority_look_before_they_block() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let receiver = compile(directory.path(), "receiver.c");
+    let Some(natively) = blocked(&[], &receiver) else {
+        orrery_testing::skipped!("threads may not have real-time priority");
+        return;
+    };
+    assert!(natively > 900, "{natively}");
+    for way in POLLING.into_iter().filter(|way| way.contains(&"10ms")) {
+        let looking = blocked(way, &receiver).unwrap();
+        assert!(looking < 300, "{way:?}: {looking}");
+    }
+}
+
+/// Two threads on one CPU have many datagrams each: their policy says who receives when.
+#[test]
+fn threads_that_look_take_turns_by_their_policy() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let receiver = compile(directory.path(), "receiver.c");
+    let order = |options: &[&str], policy: &str| {
+        let output = run(options, &[receiver.to_str().unwrap(), policy]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let order = text(&output.stdout);
+        // Which of them begins is not said.
+        let swap = |letter| match letter {
+            'a' => 'b',
+            'b' => 'a',
+            other => other,
+        };
+        if order.starts_with('b') { order.chars().map(swap).collect() } else { order }
+    };
+    let all_of_one = format!("{}{}\n", "a".repeat(50), "b".repeat(50));
+    let native = order(&[], "rr");
+    if native.starts_with("no priority") {
+        orrery_testing::skipped!("threads may not have real-time priority");
+        return;
+    }
+    assert_eq!(native, all_of_one);
+    for patching in [&[][..], &["--no-patch"]] {
+        let options = [&["--poll-receive", "1ms"], patching].concat();
+        assert_eq!(order(&options, "fifo"), all_of_one, "{options:?}");
+        assert_eq!(order(&options, "rr"), format!("{}\n", "ab".repeat(50)), "{options:?}");
+    }
+}
+
 #[test]
 fn who_a_process_is_is_never_told_wrongly() {
     if facility::is_missing() {
@@ -199,6 +274,12 @@ print(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))";
         assert_eq!(text(&run(&["--policy", policy], &[PYTHON, "-c", asked]).stdout), "1\n");
     }
     for (wrong, message) in [
+        (
+            "[services]\npoll-receive = '11ms'",
+            "policy.toml:2:16: cannot poll for 11ms: choose a time above 0 and of 10ms",
+        ),
+        ("[services]\npoll-receive = '0us'", "policy.toml:2:16: cannot poll for 0us"),
+        ("[services]\npoll-receive = 'soon'", "policy.toml:2:16: \"soon\" is no duration"),
         ("[services]\nsleep = 'long'", "policy.toml:2:9: unknown variant `long`"),
         ("[services]\nremember = ['user', 'uname']", "policy.toml:2:21: unknown variant `uname`"),
         ("[services]\nslumber = true", "policy.toml:2:1: unknown field `slumber`"),
@@ -229,7 +310,9 @@ fn behaviours_are_the_same_with_all_services() {
             native.arg(case).current_dir(archive.directory.path()).stdin(Stdio::null()).output().unwrap();
         assert!(native.status.success(), "{case}");
         for patching in [&[][..], &["--no-patch"]] {
-            let options = [&["--remember", "process,user", "--sleep", "realtime"], patching].concat();
+            let options =
+                [&["--remember", "process,user", "--sleep", "realtime", "--poll-receive", "1ms"], patching]
+                    .concat();
             let output = archive.command(&options, &[tracee, case]).output().unwrap();
             assert_eq!(seen(&output), seen(&native), "{options:?} {case}");
         }

@@ -67,6 +67,8 @@ pub struct Config {
     pub handlers_length: AtomicU64,
     /// Which services answer calls: a set of [`service`].
     pub services: AtomicU64,
+    /// How long receive calls look for a datagram before they block, in nanoseconds: of [`service::RECEIVE`].
+    pub poll_receive: AtomicU64,
     /// Whether single calls are logged.
     pub logged: AtomicU8,
     /// Whether the process may be in another user namespace than the supervisor, and see other numbers of users.
@@ -111,6 +113,8 @@ pub mod service {
     pub const USER: u64 = 8;
     /// File systems are seen where the kernel has none.
     pub const MOUNT: u64 = 16;
+    /// Receive calls look for a datagram for a while before they block.
+    pub const RECEIVE: u64 = 32;
 }
 
 /// What the executive's beginning is to do, one bit each.

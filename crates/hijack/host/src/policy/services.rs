@@ -1,6 +1,7 @@
 //! Services: which calls executives answer in the kernel's place. All are off unless a policy turns them on.
 
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use orrery_hijack_image::config::service;
 pub use orrery_policy::{Remembered, Sleep};
@@ -12,8 +13,25 @@ pub struct Services {
     pub sleep: Option<Sleep>,
     /// What is remembered instead of asked again.
     pub remember: Vec<Remembered>,
+    /// How long receive calls look for a datagram before they block: at most [`LONGEST_POLL`].
+    pub poll_receive: Option<Duration>,
     /// File systems that programs see where the kernel has none: the policy's `[[mount]]`s.
     pub mounts: Vec<Mount>,
+}
+
+/// The longest time for which a receive call looks for a datagram before it blocks.
+pub const LONGEST_POLL: Duration = Duration::from_millis(10);
+
+/// Parses for how long receive calls look for a datagram: a duration above zero, and of [`LONGEST_POLL`] at most.
+///
+/// # Errors
+/// What is wrong with the text.
+pub fn poll_time(text: &str) -> Result<Duration, String> {
+    let time = orrery_policy::values::duration(text)?;
+    if time.is_zero() || time > LONGEST_POLL {
+        return Err(format!("cannot poll for {text}: choose a time above 0 and of {LONGEST_POLL:?} at most"));
+    }
+    Ok(time)
 }
 
 /// An archive that programs see as a directory.
@@ -60,7 +78,13 @@ impl Services {
             Remembered::User => service::USER,
         };
         let mounts = if self.mounts.is_empty() { 0 } else { service::MOUNT };
-        self.remember.iter().map(bit).fold(sleep | mounts, |bits, bit| bits | bit)
+        let receive = if self.poll_receive.is_none() { 0 } else { service::RECEIVE };
+        self.remember.iter().map(bit).fold(sleep | mounts | receive, |bits, bit| bits | bit)
+    }
+
+    /// How long receive calls look for a datagram, as executives know it.
+    pub(crate) fn poll_receive_nanoseconds(&self) -> u64 {
+        self.poll_receive.map_or(0, |time| u64::try_from(time.min(LONGEST_POLL).as_nanos()).unwrap_or(0))
     }
 
     /// These, and those of `other`; where both say something, these hold.
@@ -68,6 +92,7 @@ impl Services {
     pub fn or(mut self, other: Self) -> Self {
         self.sleep = self.sleep.or(other.sleep);
         self.remember.extend(other.remember);
+        self.poll_receive = self.poll_receive.or(other.poll_receive);
         self.mounts.extend(other.mounts);
         self
     }

@@ -3,6 +3,7 @@
 use orrery_policy::{Document, Fault, Section};
 
 use super::compile::compile;
+use super::services::poll_time;
 use super::{Mount, Policy, PolicyError, Services};
 
 /// Reads and checks.
@@ -21,7 +22,11 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Policy, PolicyError> {
 
 fn services(document: &Document) -> Result<Services, Fault> {
     let text = document.services();
-    let mut services = Services { sleep: text.sleep, remember: text.remember, mounts: Vec::new() };
+    let mut services = Services { sleep: text.sleep, remember: text.remember, ..Services::default() };
+    if let Some(time) = &text.poll_receive {
+        let fault = |message| Fault { span: time.span(), message };
+        services.poll_receive = Some(poll_time(time.get_ref()).map_err(fault)?);
+    }
     for text in document.mounts() {
         let prefix = &text.get_ref().prefix;
         let fault = |message| Fault { span: prefix.span(), message };

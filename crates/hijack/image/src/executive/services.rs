@@ -25,6 +25,7 @@
 pub(crate) mod call;
 pub(crate) mod identity;
 pub(crate) mod mounts;
+pub(crate) mod receive;
 pub(crate) mod scheduling;
 pub(crate) mod sleeps;
 pub(crate) mod timeouts;
@@ -46,7 +47,7 @@ pub(crate) struct Service {
     pub(crate) step: fn(&mut ServiceCall<'_>, Stage) -> Next,
 }
 
-static SERVICES: [Service; 5] = [
+static SERVICES: [Service; 7] = [
     Service { bits: service::SLEEP, calls: &sleeps::CALLS, names_paths: false, step: sleeps::step },
     Service { bits: service::SLEEP, calls: &timeouts::CALLS, names_paths: false, step: timeouts::step },
     Service {
@@ -62,6 +63,8 @@ static SERVICES: [Service; 5] = [
         step: identity::step_of_change,
     },
     Service { bits: service::MOUNT, calls: &mounts::CALLS, names_paths: true, step: mounts::step },
+    Service { bits: service::RECEIVE, calls: &receive::CALLS, names_paths: false, step: receive::step },
+    Service { bits: service::RECEIVE, calls: &receive::SEEN, names_paths: false, step: receive::see },
 ];
 
 /// The value of a call that no service decides.

@@ -128,6 +128,7 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut ShownF
     // SAFETY: the kernel's frame, behind its return address; and room below it, from the thunk.
     unsafe {
         let context = frame.add(1).cast::<Context>();
+        note(signal, (*context).registers.rsp);
         core::ptr::copy_nonoverlapping(frame, room.cast(), 1 + size_of::<Context>() / 8);
         let registers = &mut (*room).context.registers;
         if !to_program(registers) {
@@ -140,6 +141,48 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut ShownF
             (*info).call_address = registers.rip;
         }
         room.cast()
+    }
+}
+
+/// The last handler that interrupted the executive: the interrupted stack pointer, and below it in [`SIGNAL_BITS`] the signal's number.
+static LAST: AtomicU64 = AtomicU64::new(0);
+const SIGNAL_BITS: u32 = 7;
+
+fn note(signal: i32, stack: u64) {
+    LAST.store(stack << SIGNAL_BITS | signal.cast_unsigned() as u64 & ((1 << SIGNAL_BITS) - 1), Relaxed);
+}
+
+/// A view of whether a handler has interrupted the executive in this thread since [`Interruption::watch`].
+///
+/// Of handlers that interrupt the executive in several threads at the same time, the last one alone is known: the others have run
+/// as if just before the call. A handler that has no thunk is not known either.
+pub(crate) struct Interruption {
+    /// The stack pointer of the function that watches.
+    top: u64,
+}
+
+impl Interruption {
+    /// How much stack the functions use that it calls.
+    const STACK: u64 = 4096;
+
+    /// Watches from now on, in the function that calls this one.
+    #[inline(always)]
+    pub(crate) fn watch() -> Self {
+        let top: u64;
+        // SAFETY: reads a register.
+        unsafe { core::arch::asm!("mov {}, rsp", out(reg) top, options(nomem, nostack, preserves_flags)) };
+        let it = Self { top };
+        // One that was here before.
+        it.signal();
+        it
+    }
+
+    /// Returns the signal whose handler has interrupted the thread, once.
+    pub(crate) fn signal(&self) -> Option<u64> {
+        let last = LAST.load(Relaxed);
+        let below = self.top.wrapping_sub(last >> SIGNAL_BITS);
+        let found = below < Self::STACK && LAST.compare_exchange(last, 0, Relaxed, Relaxed).is_ok();
+        found.then_some(last & ((1 << SIGNAL_BITS) - 1))
     }
 }
 
