@@ -7,6 +7,9 @@
 //! What drops is one program at the tracee's control group, where the manager has the right to attach one and the tracee had no UDP sockets
 //! when it joined (those belong to the group in which they were made); else a filter of each socket.
 //!
+//! The queue of a tracee with a share is made longer, so that nothing is lost while its threads have to wait for a CPU. The limit is restored
+//! with the end of the share, or of the manager; where that is killed, the queue stays as long as it is.
+//!
 //! Descriptors are copied for the moment of a look only: a copy that stayed would keep ports in use that a program has closed. Filters
 //! that programs attach themselves are left alone.
 
@@ -15,7 +18,7 @@ use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use orrery_packets::{Load, PacketsError, Remote, Steering, may_steer, sockets_of};
+use orrery_packets::{Load, PacketsError, RaisedLimit, Remote, Steering, may_steer, sockets_of};
 use orrery_sys::cgroup_filter::CgroupFilter;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
@@ -30,6 +33,8 @@ const MOST_DESCRIPTORS: usize = 1024;
 const MOST_OF_TRACEE: usize = 4096;
 const MOST_SOCKETS: usize = 64;
 const MOST_STREAMS: usize = 1024;
+/// How many bytes may wait at a socket of a tracee with a share: 120 ms of 44,000 small packets per second.
+const ROOM: u32 = 4 << 20;
 /// A whole share.
 const WHOLE: u32 = 1_000_000;
 
@@ -80,6 +85,8 @@ struct Steered {
     drops: u32,
     /// Whether the program has attached a filter to it, by whose drops it does not suffer.
     has_own_filter: bool,
+    /// The limit of its queue, if it was raised.
+    raised: Option<RaisedLimit>,
 }
 
 /// The service.
@@ -130,6 +137,11 @@ impl NetService {
 
     /// Ends the service of a tracee: what its processes have of filters is removed.
     pub(crate) fn leave(&mut self, tracee: TraceeId) {
+        for index in 0..self.streams.len() {
+            if self.streams[index].tracee == tracee {
+                self.set_limit(index, false);
+            }
+        }
         let Some(served) = self.served.remove(&tracee) else { return };
         while let Some(index) = self.streams.iter().position(|stream| stream.tracee == tracee) {
             self.forget(index);
@@ -167,9 +179,13 @@ impl NetService {
             served.share = u32::try_from(share).unwrap_or(0).min(WHOLE);
             let (share, most) = (served.share, most_dropped(served.share));
             for index in 0..self.streams.len() {
-                if self.streams[index].tracee == change.tracee && self.steering.set(index, share, most) {
+                if self.streams[index].tracee != change.tracee {
+                    continue;
+                }
+                if self.steering.set(index, share, most) {
                     let _gone = self.set_filter(index);
                 }
+                self.set_limit(index, share > 0);
             }
         }
         match (was_needed, self.is_needed()) {
@@ -260,7 +276,26 @@ impl NetService {
             return Some(Load { drops: steered.drops, ..load });
         }
         steered.drops = load.drops;
-        Some(load)
+        // What a raised limit is for is not to be waited for: packets that wait are as many as without it.
+        Some(Load { limit: steered.raised.map_or(load.limit, |raised| raised.before), ..load })
+    }
+
+    /// Raises the limit of a socket's queue, or sets it back. Where that is not possible, the queue is as long as ever.
+    fn set_limit(&mut self, index: usize, is_raised: bool) {
+        let Some(steered) = self.streams.get_mut(index) else { return };
+        if steered.raised.is_some() == is_raised {
+            return;
+        }
+        let process = self.served.get(&steered.tracee).and_then(|served| served.processes.get(&steered.pid));
+        let Some(Ok(Some(mut stream))) = process.map(|process| steered.socket.open(process.as_fd())) else {
+            return;
+        };
+        match steered.raised.take() {
+            None => steered.raised = stream.raise_limit(ROOM).unwrap_or(None),
+            Some(raised) => {
+                let _gone = stream.restore_limit(raised);
+            }
+        }
     }
 
     /// Sets the filter that was decided; returns whether the socket is still to be served.
@@ -289,6 +324,7 @@ impl NetService {
     }
 
     fn forget(&mut self, index: usize) {
+        self.set_limit(index, false);
         let tracee = self.streams.remove(index).tracee;
         self.steering.remove(index);
         let filter = self.served.get(&tracee).and_then(|served| served.filter.as_ref());
@@ -297,8 +333,9 @@ impl NetService {
         }
     }
 
-    /// Removes all filters: nobody has a share any more.
+    /// Removes all filters: no tracee has a share any more.
     fn stop(&mut self) {
+        (0..self.streams.len()).for_each(|index| self.set_limit(index, false));
         self.streams.clear();
         self.steering = Steering::for_others_only();
         for served in self.served.values_mut() {
@@ -353,7 +390,9 @@ impl NetService {
                         let most = most_dropped(served.share);
                         self.steering.add_dropping(served.share, most, load.drops, rate);
                         let drops = load.drops;
-                        let steered = Steered { tracee, pid: *pid, socket, drops, has_own_filter };
+                        let raised =
+                            if served.share > 0 { stream.raise_limit(ROOM).unwrap_or(None) } else { None };
+                        let steered = Steered { tracee, pid: *pid, socket, drops, has_own_filter, raised };
                         self.streams.push(steered);
                     }
                     _ => {}

@@ -43,6 +43,10 @@ for line in sys.stdin:
         n = ctypes.c_uint(0)
         ctypes.CDLL(None).getsockopt(s.fileno(), 1, 26, None, ctypes.byref(n))
         say(n.value)
+    elif words[0] == "limit":
+        say(s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+    elif words[0] == "shrink":
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 5000); say("done")
     elif words[0] == "close":
         s.close(); say("done")
     elif words[0] == "bind":
@@ -302,6 +306,43 @@ fn sockets_are_held_by_nobody_and_found_when_they_are_new() {
         let port = program.port;
         assert_eq!(program.order(&format!("bind {port}")), "done");
         eventually("the new one is served", || manager.packets(joined.tracee).sockets == 1);
+    });
+}
+
+/// The kernel doubles the 100,000 that the program asks for.
+const OWN_LIMIT: u32 = 200_000;
+
+#[test]
+fn queues_are_longer_for_as_long_as_there_is_a_share() {
+    in_a_network(|| {
+        let mut manager = Manager::start(own_uid());
+        let (mut high, mut low) = (Receiver::start(own_uid()), Receiver::start(own_uid()));
+        let limit = |program: &mut Receiver| program.order("limit").parse::<u32>().unwrap();
+        assert_eq!(limit(&mut high), OWN_LIMIT);
+        let of_high = manager.join(&high, "60%").unwrap();
+        let of_low = manager.join(&low, "0%").unwrap();
+        eventually("both are served", || {
+            [of_high.tracee, of_low.tracee].iter().all(|tracee| manager.packets(*tracee).sockets == 1)
+        });
+        assert_eq!(limit(&mut low), OWN_LIMIT);
+        if limit(&mut high) == OWN_LIMIT {
+            return skipped!(
+                "net.core.rmem_max permits no more than {OWN_LIMIT} bytes, and CAP_NET_ADMIN is not there"
+            );
+        }
+        let give = |of: &Joined, share: &str| {
+            let values = vec![("net.share".to_owned(), share.to_owned())];
+            of.client.ask(&Request::Set { tracee: None, values }).unwrap();
+        };
+        // One that has a share now, and one that had.
+        give(&of_low, "10%");
+        eventually("the other one's is raised", || limit(&mut low) > OWN_LIMIT);
+        give(&of_high, "0%");
+        eventually("it is restored with the share", || limit(&mut high) == OWN_LIMIT);
+        // What a program sets itself stays.
+        low.order("shrink");
+        end(&mut manager);
+        assert_eq!((limit(&mut high), limit(&mut low)), (OWN_LIMIT, 10_000));
     });
 }
 

@@ -8,6 +8,9 @@
 //!  each 10 ms:   Stream::look (SO_MEMINFO) --> Loads --> Steering::step --> drop rates --> Stream::drop_part (SO_ATTACH_FILTER)
 //! ```
 //!
+//! The queue of a stream with a share can be made longer ([`Stream::raise_limit`]), so that nothing is lost of what arrives while its receiver
+//! has to wait: for as long as the kernel runs ordinary programs that real-time threads have kept waiting, 50 ms in a second.
+//!
 //! Filters need no privilege on one's own sockets. Those of another process are had by [`Stream::of_process`], with the right to
 //! trace it, and by [`Remote`], which leaves no copy of them open.
 
@@ -15,4 +18,4 @@ mod steering;
 mod stream;
 
 pub use steering::{Load, Share, Steering};
-pub use stream::{PacketsError, Remote, Stream, may_steer, sockets_of};
+pub use stream::{PacketsError, RaisedLimit, Remote, Stream, may_steer, sockets_of};

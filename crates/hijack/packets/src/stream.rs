@@ -56,20 +56,31 @@ pub enum PacketsError {
     },
 }
 
-/// A socket for datagrams, part of whose packets can be dropped early. The filter is removed with it. A socket has one filter: one
+/// A socket for datagrams, part of whose packets can be dropped early. The filter is removed with it, and a raised limit restored. A socket has one filter: one
 /// that the program attached itself stays, and such a socket is refused, as is one whose filter the program has locked.
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
-    /// Whether the filter outlives this.
+    /// Whether filter and limit outlive this.
     stays: bool,
+    /// The limit that was raised, unless it outlives this.
+    raised: Option<RaisedLimit>,
+}
+
+/// The limits of a socket's queue, in bytes: what it was, and what it was raised to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RaisedLimit {
+    /// What the program has, or the kernel's own.
+    pub before: u32,
+    /// What it was raised to.
+    pub now: u32,
 }
 
 impl Stream {
     /// Returns a stream of this process' own socket.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, stays: false }
+        Self { socket, stays: false, raised: None }
     }
 
     /// Returns a stream of another process' socket. As long as it is there, the socket is open.
@@ -98,7 +109,51 @@ impl Stream {
     /// Where the kernel does not count that.
     pub fn look(&self) -> Result<Load, PacketsError> {
         let memory = socket_filter::memory(self.socket.as_fd()).map_err(kernel("read a socket's memory"))?;
-        Ok(Load { queued: memory.queued, limit: memory.limit, drops: memory.drops })
+        // What is decided by the queue is decided as if the limit had stayed: by how long packets wait.
+        let limit = self.raised.map_or(memory.limit, |raised| raised.before);
+        Ok(Load { queued: memory.queued, limit, drops: memory.drops })
+    }
+
+    /// Has the kernel queue up to `bytes`, their overhead included, if it queues less so far; returns what it was, if it was raised. A queue
+    /// takes memory only where packets wait in it. Above `net.core.rmem_max`, `CAP_NET_ADMIN` is needed; without it, that is the limit
+    /// ([socket(7)](https://man7.org/linux/man-pages/man7/socket.7.html), `SO_RCVBUF`, `SO_RCVBUFFORCE`).
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn raise_limit(&mut self, bytes: u32) -> Result<Option<RaisedLimit>, PacketsError> {
+        let before = self.limit()?;
+        if before >= bytes {
+            return Ok(None);
+        }
+        set_limit(&self.socket, bytes)?;
+        let now = self.limit()?;
+        if now < before {
+            // The kernel's greatest is less than the program had.
+            set_limit(&self.socket, before)?;
+            return Ok(None);
+        }
+        let raised = (now > before).then_some(RaisedLimit { before, now });
+        if !self.stays {
+            self.raised = raised;
+        }
+        Ok(raised)
+    }
+
+    /// Sets the limit of the queue back to what it was, unless the program has changed it since.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn restore_limit(&mut self, raised: RaisedLimit) -> Result<(), PacketsError> {
+        self.raised = None;
+        if self.limit()? == raised.now { set_limit(&self.socket, raised.before) } else { Ok(()) }
+    }
+
+    fn limit(&self) -> Result<u32, PacketsError> {
+        let bytes = sockopt::socket_recv_buffer_size(&self.socket).map_err(|errno| PacketsError::Kernel {
+            operation: "read the limit of a socket's queue",
+            cause: errno.into(),
+        })?;
+        Ok(u32::try_from(bytes).unwrap_or(u32::MAX))
     }
 
     /// Returns whether the program has attached a filter of its own.
@@ -136,12 +191,26 @@ impl Drop for Stream {
         if !self.stays {
             // The socket may live on in its process.
             let _locked_or_closed = self.drop_part(0);
+            if let Some(raised) = self.raised {
+                let _closed = self.restore_limit(raised);
+            }
         }
     }
 }
 
 fn kernel(operation: &'static str) -> impl Fn(orrery_sys::Error) -> PacketsError {
     move |error| PacketsError::Kernel { operation, cause: error.errno.into() }
+}
+
+/// Sets the limit of a socket's queue, as far as this process may. The kernel doubles what it is given.
+fn set_limit(socket: &OwnedFd, bytes: u32) -> Result<(), PacketsError> {
+    let half = bytes as usize / 2;
+    sockopt::set_socket_recv_buffer_size_force(socket, half)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, half))
+        .map_err(|errno| PacketsError::Kernel {
+            operation: "set the limit of a socket's queue",
+            cause: errno.into(),
+        })
 }
 
 /// Returns whether it is a UDP socket. Dropping at any other kind loses what nobody sends again: Unix and netlink sockets have
@@ -171,7 +240,7 @@ impl Remote {
         let Some(socket) = copy(process, fd)?.filter(is_udp) else { return Ok(None) };
         let cookie = sockopt::socket_cookie(&socket)
             .map_err(|errno| PacketsError::Kernel { operation: "identify a socket", cause: errno.into() })?;
-        Ok(Some((Self { fd, cookie }, Stream { socket, stays: true })))
+        Ok(Some((Self { fd, cookie }, Stream { socket, stays: true, raised: None })))
     }
 
     /// Returns a stream of the socket, whose filter outlives it; `None` where the process has closed it, or ended.
@@ -180,7 +249,7 @@ impl Remote {
     /// Without the right to trace the process, which it may have withdrawn.
     pub fn open(&self, process: BorrowedFd<'_>) -> Result<Option<Stream>, PacketsError> {
         let same = |socket: &OwnedFd| sockopt::socket_cookie(socket) == Ok(self.cookie);
-        Ok(copy(process, self.fd)?.filter(same).map(|socket| Stream { socket, stays: true }))
+        Ok(copy(process, self.fd)?.filter(same).map(|socket| Stream { socket, stays: true, raised: None }))
     }
 
     /// Returns the kernel's number of the socket: two descriptors with the same one are the same socket.
@@ -260,6 +329,31 @@ mod tests {
         assert!(after.drops - before.drops >= 49 && after.queued == 0 && after.limit > 0, "{after:?}");
         drop(stream);
         assert!((0..50).all(|_| arrives()));
+    }
+
+    #[test]
+    fn a_queue_holds_more_and_has_its_own_limit_again() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let limit = || sockopt::socket_recv_buffer_size(&socket).unwrap();
+        let own = limit();
+        let wanted = u32::try_from(own).unwrap() + 65_536;
+        let mut stream = Stream::new(OwnedFd::from(socket.try_clone().unwrap()));
+        let raised = stream.raise_limit(wanted).unwrap().unwrap();
+        assert!(
+            limit() > own
+                && raised == RaisedLimit { before: wanted - 65_536, now: u32::try_from(limit()).unwrap() }
+        );
+        // What is decided by the queue does not change.
+        assert_eq!(stream.look().unwrap().limit, raised.before);
+        assert_eq!(stream.raise_limit(wanted / 2).unwrap(), None);
+        drop(stream);
+        assert_eq!(limit(), own);
+        // What the program sets meanwhile stays.
+        let mut stream = Stream::new(OwnedFd::from(socket.try_clone().unwrap()));
+        stream.raise_limit(wanted).unwrap().unwrap();
+        sockopt::set_socket_recv_buffer_size(&socket, 8192).unwrap();
+        drop(stream);
+        assert_eq!(limit(), 16384);
     }
 
     fn own_pidfd() -> OwnedFd {
