@@ -13,7 +13,7 @@ mod network;
 mod task;
 mod traffic;
 
-pub use experiment::{Outcome, Way, measure, run_experiment};
+pub use experiment::{Outcome, POLLING_TASK, Way, measure, run_experiment, run_polling_task};
 pub use task::run_task;
 pub use traffic::run_sender;
 
@@ -34,16 +34,46 @@ pub(crate) fn now() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// Gives the calling thread a real-time priority; 0 changes nothing.
-pub(crate) fn take_priority(priority: i32) -> anyhow::Result<()> {
-    if priority == 0 {
-        return Ok(());
+/// How a thread is scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheduling {
+    Ordinary,
+    Fifo(i32),
+    RoundRobin(i32),
+}
+
+impl Scheduling {
+    /// Returns it as a word, which [`Scheduling::parse`] reads.
+    pub(crate) fn word(self) -> String {
+        match self {
+            Self::Ordinary => "ordinary".to_owned(),
+            Self::Fifo(priority) => format!("fifo:{priority}"),
+            Self::RoundRobin(priority) => format!("rr:{priority}"),
+        }
     }
-    let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: the kernel reads one `sched_param`, which outlives the call.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } != 0 {
-        let cause = std::io::Error::last_os_error();
-        return Err(crate::Skipped(format!("SCHED_FIFO: {cause}")).into());
+
+    pub(crate) fn parse(word: &str) -> anyhow::Result<Self> {
+        match word.split_once(':') {
+            None if word == "ordinary" => Ok(Self::Ordinary),
+            Some(("fifo", priority)) => Ok(Self::Fifo(priority.parse()?)),
+            Some(("rr", priority)) => Ok(Self::RoundRobin(priority.parse()?)),
+            _ => anyhow::bail!("{word:?} is no scheduling policy"),
+        }
     }
-    Ok(())
+
+    /// Applies it to the calling thread.
+    pub(crate) fn apply(self) -> anyhow::Result<()> {
+        let (policy, priority) = match self {
+            Self::Ordinary => return Ok(()),
+            Self::Fifo(priority) => (libc::SCHED_FIFO, priority),
+            Self::RoundRobin(priority) => (libc::SCHED_RR, priority),
+        };
+        let parameters = libc::sched_param { sched_priority: priority };
+        // SAFETY: the kernel reads one `sched_param`, which outlives the call.
+        if unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } != 0 {
+            let cause = std::io::Error::last_os_error();
+            return Err(crate::Skipped(format!("{}: {cause}", self.word())).into());
+        }
+        Ok(())
+    }
 }

@@ -10,7 +10,9 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use orrery_bench::Bench;
-use orrery_bench::packets::{Outcome, Way, measure, run_experiment, run_sender, run_task};
+use orrery_bench::packets::{
+    Outcome, POLLING_TASK, Way, measure, run_experiment, run_polling_task, run_sender, run_task,
+};
 
 /// The tasks: their name, and the streams that are theirs.
 const TASKS: [(&str, &[usize]); 3] = [("highest", &[0]), ("intermediate", &[1]), ("best effort", &[2, 3])];
@@ -23,7 +25,8 @@ fn main() -> Result<ExitCode> {
     let part = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["experiment", way] => Some(run_experiment(way)),
         ["send"] => Some(run_sender()),
-        ["task", priority, work] => Some(run_task(priority.parse()?, work.parse()?)),
+        ["task", scheduling, work] => Some(run_task(scheduling, work.parse()?)),
+        [POLLING_TASK, scheduling, work] => Some(run_polling_task(scheduling, work)),
         _ => None,
     };
     if let Some(result) = part {

@@ -1,19 +1,20 @@
 //! One experiment: network, tasks, steering, sender.
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::UdpSocket;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use orrery_hijack::{Hijack, Policy, Services};
 use orrery_packets::{Steering, Stream};
 use serde::{Deserialize, Serialize};
 
 use super::network::{RECEIVERS, connect, leave};
-use super::task::{Statistics, compute};
-use super::{PACKET, RATE, STREAMS, WINDOW, WINDOWS, take_priority};
+use super::task::{READY, Statistics, compute};
+use super::{PACKET, RATE, STREAMS, Scheduling, WINDOW, WINDOWS};
 use crate::{Skipped, machine};
 
 /// How much processing a packet takes. Four streams take 1.6 processors then; the two that matter, 0.8.
@@ -22,8 +23,17 @@ const WORK: Duration = Duration::from_micros(8);
 const STEP: Duration = Duration::from_millis(10);
 /// The shares: highest, intermediate, best effort twice.
 const SHARES: [u32; STREAMS] = [100, 50, 1, 1];
-/// The real-time priorities that go with them: the CPU shares of the first two.
-const PRIORITIES: [i32; STREAMS] = [40, 30, 0, 0];
+/// What goes with them of the CPU: real-time priorities for the first two.
+const PRIORITIES: [Scheduling; STREAMS] =
+    [Scheduling::Fifo(40), Scheduling::Fifo(30), Scheduling::Ordinary, Scheduling::Ordinary];
+/// The same where tasks look for packets: those of one priority give the CPU to one another, the second after each packet.
+const POLLING: [Scheduling; STREAMS] =
+    [Scheduling::Fifo(40), Scheduling::RoundRobin(40), Scheduling::Ordinary, Scheduling::Ordinary];
+/// For how long they look. A packet of a stream is due each 22.7 us.
+const POLL: Duration = Duration::from_micros(100);
+/// How many bytes may wait of a stream with a share: what arrives while the kernel runs ordinary programs that real-time threads have kept
+/// waiting, 50 ms, where a packet of 64 bytes takes 768.
+const ROOM: u32 = 4 << 20;
 
 /// How packets are delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,7 +73,7 @@ impl Way {
     }
 }
 
-/// What a task computed: the medians over the windows.
+/// What a task computed: the means over the windows.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// Packets that did not come, of 30,000.
@@ -100,6 +110,21 @@ pub fn run_experiment(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// What the program must pass on to [`run_polling_task`], with its arguments.
+pub const POLLING_TASK: &str = "polling-task";
+
+/// Runs a task under an executive that has it look for packets before it blocks.
+///
+/// # Errors
+/// The executive cannot be had.
+pub fn run_polling_task(scheduling: &str, work: &str) -> Result<()> {
+    let services = Services { poll_receive: Some(POLL), ..Services::default() };
+    let policy = Policy::default().with_services(services);
+    let hijack = Hijack::start(orrery_hijack::Options::default().counted(false).policy(policy))?;
+    let program = env::current_exe()?;
+    Err(hijack.execute(program.as_os_str(), &["task".into(), scheduling.into(), work.into()]).into())
+}
+
 /// A process that is killed with its owner.
 struct Killed(Child);
 
@@ -107,6 +132,42 @@ impl Drop for Killed {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
+    }
+}
+
+/// A task, and what it prints.
+struct Task {
+    process: Killed,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Task {
+    fn start(command: &mut Command) -> Result<Self> {
+        let mut process = Killed(command.stdout(Stdio::piped()).spawn()?);
+        let output = process.0.stdout.take().context("no pipe")?;
+        Ok(Self { process, lines: BufReader::new(output).lines() })
+    }
+
+    /// Waits until it receives: an executive takes longer to start where it has no CPU.
+    fn await_start(&mut self) -> Result<()> {
+        let line = self.line()?;
+        ensure!(line == READY, "a task printed {line:?} in place of {READY:?}");
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<String> {
+        Ok(self.lines.next().context("a task has ended early")??)
+    }
+
+    fn outcome(mut self) -> Result<Outcome> {
+        let windows: Vec<Statistics> = serde_json::from_str(&self.line()?)?;
+        #[expect(clippy::cast_precision_loss, reason = "three numbers of at most 30,000")]
+        let mean = |value: fn(&Statistics) -> f64| {
+            windows.iter().map(value).sum::<f64>() / windows.len().max(1) as f64
+        };
+        #[expect(clippy::cast_precision_loss, reason = "at most 30,000")]
+        let lost = mean(|window| window.lost as f64);
+        Ok(Outcome { lost, jitter: mean(|window| window.jitter / 1e3) })
     }
 }
 
@@ -128,19 +189,27 @@ fn experiment(way: Way) -> Result<Vec<Outcome>> {
     let mut tasks = Vec::new();
     for (index, (socket, priority)) in sockets.into_iter().zip(PRIORITIES).enumerate() {
         let (priority, rounds) = match way {
-            Way::Shares | Way::Fifo => (priority, rounds),
-            Way::Floor if index == 0 => (99, 0),
-            Way::EarlyDrop | Way::Native | Way::Floor => (0, rounds),
+            Way::Shares => (POLLING[index], rounds),
+            Way::Fifo => (priority, rounds),
+            Way::Floor if index == 0 => (Scheduling::Fifo(99), 0),
+            Way::EarlyDrop | Way::Native | Way::Floor => (Scheduling::Ordinary, rounds),
         };
         let mut task = Command::new(&program);
-        task.args(["task".to_owned(), priority.to_string(), rounds.to_string()]);
-        let task = task.stdin(Stdio::from(std::os::fd::OwnedFd::from(socket))).stdout(Stdio::piped());
-        tasks.push(Killed(task.spawn()?));
+        let polls = way == Way::Shares && priority != Scheduling::Ordinary;
+        let start = if polls { POLLING_TASK } else { "task" };
+        task.args([start.to_owned(), priority.word(), rounds.to_string()]);
+        let task = task.stdin(Stdio::from(std::os::fd::OwnedFd::from(socket)));
+        tasks.push(Task::start(task)?);
     }
+    tasks.iter_mut().try_for_each(Task::await_start)?;
     let mut streams = Vec::new();
     if [Way::Shares, Way::EarlyDrop].contains(&way) {
-        for task in &tasks {
-            streams.push(Stream::of_process(i32::try_from(task.0.id())?, 0)?);
+        for (task, share) in tasks.iter().zip(SHARES) {
+            let mut stream = Stream::of_process(i32::try_from(task.process.0.id())?, 0)?;
+            if share > 1 {
+                stream.raise_limit(ROOM)?;
+            }
+            streams.push(stream);
         }
     }
     let mut to_sender = sender.0.stdin.take().context("no pipe")?;
@@ -157,13 +226,13 @@ fn experiment(way: Way) -> Result<Vec<Outcome>> {
     let taken: u64 = taken.context("the sender has ended")??.parse()?;
     let expected = (WINDOWS + 1) * WINDOW * 1_000_000_000 / RATE;
     ensure!(taken < expected * 5 / 4, "the sender was too slow: {taken} ns in place of {expected}");
-    tasks.into_iter().map(outcome).collect()
+    tasks.into_iter().map(Task::outcome).collect()
 }
 
 /// Decides drop rates each 10 ms, until it is over.
 fn steer(way: Way, mut streams: Vec<Stream>, over: &AtomicBool) -> Result<()> {
     if way == Way::Shares {
-        take_priority(50)?;
+        Scheduling::Fifo(50).apply()?;
     }
     let mut steering = Steering::new(&SHARES);
     while !streams.is_empty() && !over.load(Ordering::Relaxed) {
@@ -175,20 +244,6 @@ fn steer(way: Way, mut streams: Vec<Stream>, over: &AtomicBool) -> Result<()> {
         std::thread::sleep(STEP.saturating_sub(begin.elapsed()));
     }
     Ok(())
-}
-
-fn outcome(mut task: Killed) -> Result<Outcome> {
-    let mut text = String::new();
-    let output = task.0.stdout.take().context("no pipe")?;
-    BufReader::new(output).read_line(&mut text)?;
-    let windows: Vec<Statistics> = serde_json::from_str(&text).context("a task has ended early")?;
-    #[expect(clippy::cast_precision_loss, reason = "at most 30,000")]
-    let lost: Vec<f64> = windows.iter().map(|window| window.lost as f64).collect();
-    let jitter: Vec<f64> = windows.iter().map(|window| window.jitter / 1e3).collect();
-    Ok(Outcome {
-        lost: orrery_report::statistics::median(&lost),
-        jitter: orrery_report::statistics::median(&jitter),
-    })
 }
 
 /// Returns how many rounds of computing take [`WORK`].

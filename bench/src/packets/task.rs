@@ -7,8 +7,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{PACKET, WINDOW, WINDOWS, now, take_priority};
+use super::{PACKET, Scheduling, WINDOW, WINDOWS, now};
 use crate::machine;
+
+/// What a task prints once it receives.
+pub(crate) const READY: &str = "ready";
 
 /// What a task computes over one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,17 +46,18 @@ impl Sums {
     }
 }
 
-/// Runs a task: receives on descriptor 0, at this priority, spends `work` rounds of computing on each packet, and prints its
+/// Runs a task: receives on descriptor 0, scheduled as `scheduling` says, spends `work` rounds of computing on each packet, and prints its
 /// statistics as JSON once the stream has ended.
 ///
 /// # Errors
 /// What the kernel refuses.
-pub fn run_task(priority: i32, work: u32) -> Result<()> {
+pub fn run_task(scheduling: &str, work: u32) -> Result<()> {
     // SAFETY: the program that started this one has made it a socket.
     let socket = unsafe { UdpSocket::from_raw_fd(0) };
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     machine::pin(0)?;
-    take_priority(priority)?;
+    Scheduling::parse(scheduling)?.apply()?;
+    println!("{READY}");
     let mut windows = vec![Sums::default(); usize::try_from(WINDOWS + 1)?];
     let mut packet = [0; PACKET];
     // The stream is over a second after its last packet; before its first, that takes longer.

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use anyhow::{Context, Result};
 
 use super::network::{RECEIVERS, configure_sender, leave};
-use super::{PACKET, RATE, STREAMS, WINDOW, WINDOWS, now, take_priority};
+use super::{PACKET, RATE, STREAMS, Scheduling, WINDOW, WINDOWS, now};
 use crate::machine;
 
 /// When the next packet of each stream is due. They come one by one: of packets that are sent together, each waits for the processing of those
@@ -15,7 +15,7 @@ const GAP: u64 = 1_000_000_000 / RATE;
 /// A sender that was kept from running for longer than this does not make up for it: nothing is lost because it sent too fast.
 const LATE: u64 = 10 * GAP;
 /// Above all receivers, so that the rate is the same for all ways.
-const PRIORITY: i32 = 60;
+const PRIORITY: Scheduling = Scheduling::Fifo(60);
 
 /// Runs the sender: waits for its network and the receivers' ports on standard input, sends, prints how long that took in
 /// nanoseconds.
@@ -35,7 +35,7 @@ pub fn run_sender() -> Result<()> {
     };
     let sockets = ports.split(' ').map(connected).collect::<Result<Vec<_>>>()?;
     machine::pin(machine::last_cpu()?)?;
-    take_priority(PRIORITY)?;
+    PRIORITY.apply()?;
     let start = now();
     let mut due = start;
     for number in 0..(WINDOWS + 1) * WINDOW + 1000 {
