@@ -16,7 +16,7 @@
 //! threads of `SCHED_RR` take turns, here by one datagram each.
 //!
 //! This is for threads of these two policies only: in all others, `sched_yield` gives up the rest of a time slice. And for datagrams
-//! only. What a socket is takes as long to find out as to receive, and is asked when there is nothing to receive. A stream that has something
+//! only. What a socket is takes as long to find out as to receive, and is asked when there was nothing to receive twice. A stream that has something
 //! answers as if the call blocked, but for `MSG_WAITALL`, which is left to the kernel, and for `SO_RCVLOWAT`: once the program has
 //! set that, each socket is looked at first.
 //!
@@ -107,18 +107,17 @@ fn poll(asked: &ServiceCall<'_>, flags: usize, policy: RealtimePolicy) -> Next {
         if result != -EAGAIN {
             return Next::Return(result);
         }
-        if look == 0 {
-            if !has_datagrams(socket) {
-                return Next::Perform;
-            }
-            if !blocks(socket) {
-                return Next::Return(result);
-            }
+        // Who is at the second look may have waited for a turn of others, as in a call that blocks.
+        match look {
+            0 if !blocks(socket) => return Next::Return(result),
+            0 => continue,
+            1 if !has_datagrams(socket) => return Next::Perform,
+            _ => {}
         }
         if interruption.signal().is_some_and(|signal| ends_call(signal, socket)) {
             return Next::Return(-EINTR);
         }
-        if look % LOOKS == 0 {
+        if look % LOOKS == 1 {
             let Some(time) = now(MONOTONIC) else { break };
             let limit = ORRERY_CONFIG.poll_receive.load(Relaxed).cast_signed();
             if time - *start.get_or_insert(time) >= limit {
