@@ -156,6 +156,14 @@ fn cpu_clock(clock: i32, pid: i32) -> Result<u64> {
     Ok(seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0)))
 }
 
+/// Returns how many CPUs this machine can have: no program ever runs on more at the same time.
+#[must_use]
+pub fn cpus() -> u64 {
+    // SAFETY: the call takes no pointer.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    u64::try_from(count).ok().filter(|count| *count > 0).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -46,8 +46,9 @@ struct Served {
     level: Level,
     /// The order that somebody decided: it holds until the target is reached, or the period ends.
     order: u32,
-    /// Its clock in this tick.
+    /// Its clock, and when that was read.
     used: u64,
+    read: u64,
     /// Its clock when this second began, and the part of a CPU, in thousandths, that it had in seconds before.
     second: u64,
     history: VecDeque<u32>,
@@ -97,6 +98,8 @@ pub(crate) struct CpuService {
     allowed: Vec<Mechanism>,
     served: BTreeMap<TraceeId, Served>,
     starts: Starts,
+    /// How many CPUs there can be.
+    cpus: u64,
     ticks: u64,
     second: u64,
 }
@@ -122,7 +125,8 @@ impl CpuService {
         let mut allowed = allowed.to_vec();
         allowed.push(Mechanism::Measure);
         let (served, starts) = (BTreeMap::new(), Starts::new());
-        Ok(Self { indices, masks, allowed, served, starts, ticks: 0, second: crate::time::now() })
+        let (cpus, second) = (scheduling::cpus(), crate::time::now());
+        Ok(Self { indices, masks, allowed, served, starts, cpus, ticks: 0, second })
     }
 
     /// Begins to serve a tracee; returns by which mechanism. `None` where its process has ended. `former_nice` is the nice
@@ -149,6 +153,7 @@ impl CpuService {
             level: Level::Free,
             order: 0,
             used: 0,
+            read: 0,
             second: 0,
             history: VecDeque::new(),
             tampered: 0,
@@ -203,8 +208,9 @@ impl CpuService {
             served.account = match (target, period) {
                 (Some(target @ 1..), Some(period @ 1..)) => {
                     let (used, waited) = (served.tree.used(), served.tree.waited());
-                    served.used = used;
-                    let new = Account::new(Reservation { target, period }, crate::time::now(), used, waited);
+                    let now = crate::time::now();
+                    (served.used, served.read) = (used, now);
+                    let new = Account::new(Reservation { target, period }, now, used, waited);
                     Some(match &served.account {
                         Some(former) => new.after(former),
                         None => new,
@@ -243,7 +249,8 @@ impl CpuService {
     }
 
     /// Does what is to be done each tick. Every clock is read if somebody reads attributes while the manager ticks (`is_read`), else
-    /// only those that decide something: a tracee that has had its target stays above it until its period ends.
+    /// only those that decide something: a tracee that has had its target stays above it until its period ends, and one that has not stays
+    /// below it for as long as it would take all CPUs to get there.
     pub(crate) fn tick(&mut self, now: u64, table: &mut Table, is_read: bool) {
         self.ticks += 1;
         let scan = self.ticks.is_multiple_of(SCAN);
@@ -251,7 +258,7 @@ impl CpuService {
         // Where nothing was started, every process and thread is known.
         let started = scan && self.starts.have_been();
         for (tracee, served) in &mut self.served {
-            if !(second || served.is_due(now, scan || is_read)) {
+            if !(second || served.is_due(now, scan || is_read, self.cpus)) {
                 continue;
             }
             let mut used = served.tree.used();
@@ -265,7 +272,7 @@ impl CpuService {
             if second {
                 served.check();
             }
-            served.used = used;
+            (served.used, served.read) = (used, now);
             if second {
                 served.end_second(used, now - self.second);
             }
@@ -349,9 +356,12 @@ impl Served {
         }
     }
 
-    /// Returns whether its clock is to be read in this tick; `asked` is whether somebody wants to know it.
-    fn is_due(&self, now: u64, asked: bool) -> bool {
-        let decides = |account: &Account| account.is_below(self.used) || account.is_over(now);
+    /// Returns whether its clock is to be read in this tick, on a machine with so many CPUs; `asked` is whether somebody wants to know it.
+    /// Of a tracee that is below its target, it decides something once that may have been reached since it was read.
+    fn is_due(&self, now: u64, asked: bool, cpus: u64) -> bool {
+        let most = self.used.saturating_add(now.saturating_sub(self.read).saturating_mul(cpus));
+        let reached = |account: &Account| account.is_below(self.used) && !account.is_below(most);
+        let decides = |account: &Account| reached(account) || account.is_over(now);
         self.account.as_ref().is_some_and(|account| asked || self.order != 0 || decides(account))
     }
 
