@@ -21,6 +21,9 @@ pub const TARGETS: &[Target] = &[
     Target::new("kernel_memory", files::kernel_memory)
         .with_seeds(files::kernel_memories)
         .up_to(40 * orrery_kimage::fuzzing::CHANGE),
+    Target::new("mapped_library", orrery_orc_instance::fuzzing::mapped_library)
+        .with_seeds(orrery_orc_instance::fuzzing::mapped_libraries)
+        .up_to(8 << 10),
     Target::new("maps", files::maps),
     Target::new("mount_link", files::mount_link).with_seeds(files::mount_links),
     Target::new("orbit_update", messages::orbit_update),

@@ -11,7 +11,8 @@
  *     next();                                                // counts in `one`
  *     orrery_instance_leave(one);
  *
- * Link with -lorrery. The library is built by orrery-cc or orrery-c++, which are clang with a pass that moves writable
+ * Link with -lorrery. A library that was not built in any particular way is mapped once for each instance: see MAPPED LIBRARIES
+ * below. Else the library is built by orrery-cc or orrery-c++, which are clang with a pass that moves writable
  * variables to compartment-local storage: `CC=orrery-cc ./configure && make`. After "ORC: Increasing Cloud Memory Density
  * via Object Reuse with Capabilities" (Sartakov et al., OSDI 2023).
  *
@@ -137,6 +138,68 @@ void orrery_instance_snapshot_destroy(struct orrery_instance_snapshot *snapshot)
 /* Runs the library's destructors in the instance, and releases its state and everything that it allocated.
  * orrery_instance_destroy(NULL) is a no-op. */
 int orrery_instance_destroy(struct orrery_instance *instance);
+
+/*
+ * MAPPED LIBRARIES
+ *
+ * Of a library as a distribution has it, without its source, each instance is a mapping of its file: pages that are not written
+ * are the page cache's in all of them, the others an instance's own. There is nothing to enter: an instance has functions of its
+ * own, at other addresses than those of the next one.
+ *
+ *     struct orrery_instance_mapped_library *library = orrery_instance_mapped_load("/usr/lib/x86_64-linux-gnu/libsqlite3.so.0", NULL);
+ *     struct orrery_instance_mapped *one = orrery_instance_mapped_create(library);
+ *     int (*open)(const char *, sqlite3 **) =
+ *         (int (*)(const char *, sqlite3 **))orrery_instance_mapped_symbol(one, "sqlite3_open");
+ *
+ * The libraries that it needs, the C library among them, are the process's, and so are their state and the heap. Constructors
+ * and destructors run in each instance; thread-local variables are one for each thread and instance. dladdr(3) does not find the
+ * functions, and debuggers only if they are given the base.
+ *
+ * Errors are those above, and:
+ *
+ *   ENOEXEC   the file is malformed, for another machine, wants an executable stack or text relocations, or has thread-local
+ *             variables of the initial-exec model; a library or a symbol that it needs is not there
+ *   EBUSY     threads run that the instance made, or have thread-local objects of it
+ */
+struct orrery_instance_mapped_library;
+struct orrery_instance_mapped;
+
+enum orrery_instance_unwind {
+    ORRERY_INSTANCE_UNWIND_DEFAULT = 0, /* if functions of the library handle exceptions */
+    ORRERY_INSTANCE_UNWIND_ALWAYS = 1,
+    ORRERY_INSTANCE_UNWIND_NEVER = 2
+};
+
+struct orrery_instance_mapped_options {
+    size_t size;
+    int unwind;   /* enum orrery_instance_unwind: whether exceptions pass through functions of the library */
+    int reserved; /* 0 */
+};
+
+#define ORRERY_INSTANCE_MAPPED_OPTIONS_INIT                                                                  \
+    { sizeof(struct orrery_instance_mapped_options), 0, 0 }
+
+/* Reads a library, and loads the libraries that it needs; NULL for the options stands for the defaults. */
+struct orrery_instance_mapped_library *
+orrery_instance_mapped_load(const char *path, const struct orrery_instance_mapped_options *options);
+
+/* Closes the handle. What its instances need stays. */
+void orrery_instance_mapped_close(struct orrery_instance_mapped_library *library);
+
+/* Maps the library once more, and runs its constructors. */
+struct orrery_instance_mapped *
+orrery_instance_mapped_create(const struct orrery_instance_mapped_library *library);
+
+/* Returns the address of a function or variable in this instance, which is valid until that is destroyed; of a thread-local
+ * variable, that of the calling thread. */
+void *orrery_instance_mapped_symbol(const struct orrery_instance_mapped *instance, const char *name);
+
+/* Returns where the instance is mapped, and NULL for NULL. gdb: add-symbol-file PATH -o BASE */
+void *orrery_instance_mapped_base(const struct orrery_instance_mapped *instance);
+
+/* Runs the library's destructors, and unmaps the instance. As after dlclose(3), nothing may use its functions and variables any
+ * more, in no thread and no callback. orrery_instance_mapped_destroy(NULL) is a no-op. */
+int orrery_instance_mapped_destroy(struct orrery_instance_mapped *instance);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 //! `make bench B=orc-instances`: many instances of SQLite in one process.
 //!
-//! The library is built twice from one source: plainly, and with the pass that moves its state to compartment-local storage.
+//! The library is built twice from one source: plainly, and with the pass that moves its state to compartment-local storage. Of
+//! the plain one, instances are mappings of its file.
 //! What an instance takes and what making one takes is compared with dlmopen(3), which loads the library and the C library
 //! again until it has no more namespaces, and with a forked process each; each number of copies is measured in a process
 //! that had none before. What a call takes is compared with the plain library, which has all databases in one state. Times
@@ -17,7 +18,7 @@ use orrery_bench::instances::fresh::{self, Taken, Way};
 use orrery_bench::instances::sqlite::{Sqlite, Statement};
 use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped};
-use orrery_orc_instance::{Instance, Library};
+use orrery_orc_instance::{Instance, Library, MappedLibrary};
 use orrery_report::record::Record;
 use orrery_sys::scheduling::thread_cpu_time;
 use orrery_testing::cls;
@@ -27,6 +28,8 @@ const BENCH: &str = "orc-instances";
 const COUNTS: [usize; 4] = [1, 100, 1000, 10_000];
 /// How many processes there are at a time.
 const PROCESSES: usize = 20;
+/// How many mapped instances there are at a time; the kernel's limit of mappings allows some ten times as many.
+const MAPPINGS: usize = 1000;
 /// Databases among which calls go round.
 const DATABASES: usize = 500;
 
@@ -43,14 +46,19 @@ impl Bench {
         }
     }
 
-    /// What one of many takes: of `ours` as instances, of `theirs` in another way.
-    fn taken(&mut self, library: &str, ours: &Path, theirs: &Path, way: Way) {
-        // A process each is made here as often as is needed for its value, which does not depend on the number.
-        let rivals = if way == Way::Processes { PROCESSES } else { COUNTS[3] };
+    /// What one of many takes: of a library as instances, and of one in another way.
+    fn taken(&mut self, library: &str, ours: (Way, &Path), theirs: (Way, &Path)) {
+        // What one of a rival takes does not depend on the number, which is as large as it can be.
+        let largest = |way| match way {
+            Way::Processes => PROCESSES,
+            Way::Mapped => MAPPINGS,
+            Way::Instances | Way::Namespaces => COUNTS[3],
+        };
+        let (way, rivals) = (theirs.0, largest(theirs.0));
         let rival = way.to_string();
         let most = format!("{library}/copies in a process");
         let mut counts = Vec::new();
-        for count in COUNTS {
+        for count in COUNTS.into_iter().filter(|count| *count <= largest(ours.0)) {
             let case = |what: &str| format!("{library}/{count}/{what}");
             if !["memory of each", "create", "destroy"].iter().any(|what| self.options.chosen(&case(what)))
                 && !self.options.chosen(&most)
@@ -59,10 +67,10 @@ impl Bench {
             }
             let mut pairs: [Vec<(f64, f64)>; 3] = Default::default();
             for _ in 0..self.rounds {
-                let other = fresh::measure(way, rivals, theirs);
+                let other = fresh::measure(way, rivals, theirs.1);
                 let Some(other): Option<Taken> = self.report.present(&rival, other) else { return };
-                let own = fresh::measure(Way::Instances, count, ours);
-                let Some(own): Option<Taken> = self.report.present("instances", own) else { return };
+                let own = fresh::measure(ours.0, count, ours.1);
+                let Some(own): Option<Taken> = self.report.present(&ours.0.to_string(), own) else { return };
                 pairs[0].push((own.kib, other.kib));
                 pairs[1].push((own.create, other.create));
                 pairs[2].push((own.destroy, other.destroy));
@@ -75,7 +83,7 @@ impl Bench {
             self.record(&case("create"), "us", &rival, create);
             self.record(&case("destroy"), "us", &rival, destroy);
         }
-        if way == Way::Namespaces {
+        if way == Way::Namespaces && ours.0 == Way::Instances {
             if let Some((_, last)) = counts.last() {
                 println!("{library}: dlmopen stops after {last} namespaces in this process");
             }
@@ -196,6 +204,37 @@ fn throughput(bench: &mut Bench, library: &Library, ours: Sqlite, theirs: Sqlite
     Ok(())
 }
 
+/// Calls over many mappings of the plain library, which have their code at different addresses, and in one.
+fn mapped_throughput(bench: &mut Bench, plain: &Path, theirs: Sqlite) -> Result<()> {
+    let library = MappedLibrary::load(plain)?;
+    // Dropped when nothing of them is used any more, as all else of this function.
+    let mut instances = Vec::new();
+    let (mut mapped, mut statements) = (Vec::new(), Vec::new());
+    for _ in 0..DATABASES {
+        // SAFETY: the functions of the instance are used in this function alone, and not by destructors.
+        let instance = unsafe { library.create() }?;
+        // SAFETY: the library is SQLite, and the instance lives as long as `instances`.
+        let own = unsafe { Sqlite::of_mapped(&instance) }?;
+        mapped.push((own, own.prepared()?));
+        statements.push(theirs.prepared()?);
+        instances.push(instance);
+    }
+    let (mut many, mut one) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds * 3 {
+        // SAFETY: `theirs.prepared` returned the statement.
+        let mut plain = |at: usize| unsafe { theirs.row(statements[at]) };
+        // SAFETY: the statement is prepared by the functions of the same instance.
+        let mut call = |at: usize| unsafe { mapped[at].0.row(mapped[at].1) };
+        let all = calls(DATABASES, &mut call);
+        many.push((all, calls(DATABASES, &mut plain)));
+        let single = calls(1, &mut call);
+        one.push((single, calls(1, &mut plain)));
+    }
+    bench.record("sqlite mapped/a row, over 500 instances", "ns", "500 databases in one library", many);
+    bench.record("sqlite mapped/a row, in one instance", "ns", "plain", one);
+    Ok(())
+}
+
 fn main() -> Result<ExitCode> {
     if fresh::serve()? {
         return Ok(ExitCode::SUCCESS);
@@ -226,10 +265,14 @@ fn main() -> Result<ExitCode> {
     switches(&mut bench, &mut instance, theirs);
     resets(&mut bench, &library, &mut instance, ours)?;
     throughput(&mut bench, &library, ours, theirs)?;
-    bench.taken("sqlite", &with_pass, &plain, Way::Namespaces);
-    bench.taken("sqlite", &with_pass, &plain, Way::Processes);
+    mapped_throughput(&mut bench, &plain, theirs)?;
+    let ours = (Way::Instances, &*with_pass);
+    for way in [Way::Namespaces, Way::Processes, Way::Mapped] {
+        bench.taken("sqlite", ours, (way, &plain));
+    }
+    bench.taken("sqlite mapped", (Way::Mapped, &plain), (Way::Namespaces, &plain));
     if let (Some(with_pass), Some(plain)) = (cls::lua("-O2", true), cls::lua("-O2", false)) {
-        bench.taken("lua", &with_pass, &plain, Way::Processes);
+        bench.taken("lua", (Way::Instances, &with_pass), (Way::Processes, &plain));
     }
     let whole = bench.options.all();
     bench.report.finish(BENCH, whole)

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_orc_instance::{Instance, Library};
+use orrery_orc_instance::{Instance, Library, MappedInstance, MappedLibrary};
 use orrery_sys::scheduling::{process_cpu_time, thread_cpu_time};
 
 /// How a library is had several times.
@@ -19,6 +19,8 @@ use orrery_sys::scheduling::{process_cpu_time, thread_cpu_time};
 pub enum Way {
     /// As instances.
     Instances,
+    /// As instances of the plain library, each a mapping.
+    Mapped,
     /// By dlmopen(3), each in a namespace.
     Namespaces,
     /// By fork(2), each in a process.
@@ -29,6 +31,7 @@ impl fmt::Display for Way {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Instances => "instances",
+            Self::Mapped => "mapped",
             Self::Namespaces => "dlmopen",
             Self::Processes => "a process each",
         })
@@ -85,6 +88,7 @@ pub fn serve() -> Result<bool> {
     let library = Path::new(library);
     let taken = match way.to_str().unwrap_or_default() {
         "instances" => instances(library, count)?,
+        "mapped" => mapped(library, count)?,
         "dlmopen" => namespaces(library, count)?,
         _ => processes(library, count)?,
     };
@@ -116,6 +120,21 @@ fn instances(library: &Path, count: usize) -> Result<Taken> {
     let (before, begin) = (private_memory("self")?, thread_cpu_time());
     for _ in 0..count {
         instances.push(library.create()?);
+    }
+    let create = each(thread_cpu_time() - begin, count);
+    let kib = (private_memory("self")? - before) / count as f64;
+    let begin = thread_cpu_time();
+    drop(instances);
+    Ok(Taken { count: count as f64, kib, create, destroy: each(thread_cpu_time() - begin, count) })
+}
+
+fn mapped(library: &Path, count: usize) -> Result<Taken> {
+    let library = MappedLibrary::load(library)?;
+    let mut instances: Vec<MappedInstance> = Vec::with_capacity(count);
+    let (before, begin) = (private_memory("self")?, thread_cpu_time());
+    for _ in 0..count {
+        // SAFETY: nothing uses the instances.
+        instances.push(unsafe { library.create() }?);
     }
     let create = each(thread_cpu_time() - begin, count);
     let kib = (private_memory("self")? - before) / count as f64;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use anyhow::{Result, ensure};
-use orrery_orc_instance::Library;
+use orrery_orc_instance::{Library, MappedInstance};
 
 /// `sqlite3 *`.
 pub type Database = *mut c_void;
@@ -63,6 +63,18 @@ impl Sqlite {
     pub unsafe fn of_instances(library: &Library) -> Result<Self> {
         // SAFETY: the library is SQLite (# Safety), so that what `symbol` finds under these names has the types of sqlite3.h.
         unsafe { Self::new(|name| Ok(library.symbol(name)?.as_ptr())) }
+    }
+
+    /// Finds the functions of an instance that is a mapping of the plain library.
+    ///
+    /// # Errors
+    /// A function is not there.
+    ///
+    /// # Safety
+    /// The library is SQLite, and the instance is there while what is returned is used.
+    pub unsafe fn of_mapped(instance: &MappedInstance) -> Result<Self> {
+        // SAFETY: the library is SQLite (# Safety), so that what `symbol` finds under these names has the types of sqlite3.h.
+        unsafe { Self::new(|name| Ok(instance.symbol(name)?.as_ptr())) }
     }
 
     /// Finds the functions in a library that dlopen(3) loaded.

@@ -10,6 +10,8 @@ use orrery_orc_instance::{Error, Instance, Library, Options, Snapshot};
 
 use crate::{error, options};
 
+pub mod mapped;
+
 const COPIED: c_int = 1;
 const MAPPED: c_int = 2;
 

@@ -31,6 +31,35 @@ fn a_c_program_has_instances() {
     }
 }
 
+/// Of a library that a plain compiler built.
+#[test]
+fn a_c_program_has_instances_of_mapped_libraries() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/instance");
+    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let directory = tempfile::tempdir().unwrap();
+    let mut tried = 0;
+    for (compiler, language) in [("gcc", "c"), ("clang", "c"), ("g++", "c++")] {
+        if !orrery_testing::is_there(compiler) {
+            continue;
+        }
+        tried += 1;
+        let (library, program) = (directory.path().join("library.so"), directory.path().join("program"));
+        let mut command = Command::new(compiler);
+        command.args(["-shared", "-fPIC", "-O1", "-x", language]).arg(sources.join("mapped_library.c"));
+        let output = command.args(["-pthread", "-o"]).arg(&library).output().unwrap();
+        assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Werror", "-g", "-O1", "-pthread", "-x", language]);
+        command.arg("-I").arg(sources.join("../../../../include")).arg(sources.join("mapped.c"));
+        command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-L").arg(&libraries);
+        let output = command.args(["-lorrery", "-o"]).arg(&program).output().unwrap();
+        assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
+        let run = Command::new("timeout").arg("120").arg(&program).arg(&library).output().unwrap();
+        assert!(run.status.success(), "{compiler}: {}: {}", run.status, String::from_utf8_lossy(&run.stderr));
+    }
+    assert!(tried > 0);
+}
+
 /// `examples/instances`: each of many SQLites answers rightly, and dlopen's namespaces are few.
 #[test]
 fn the_example_has_many_sqlites() {

@@ -215,6 +215,9 @@ impl ToErrno for InstanceError {
             | InstanceError::Mixed { .. }
             | InstanceError::TextRelocations { .. }
             | InstanceError::ExecutableStack { .. }
+            | InstanceError::InitialExec { .. }
+            | InstanceError::Relocation { .. }
+            | InstanceError::Import { .. }
             | InstanceError::Load { .. } => libc::ENOEXEC,
             InstanceError::Loaded { .. } => libc::EALREADY,
             InstanceError::Symbol { .. } => libc::ENOENT,

@@ -29,7 +29,8 @@ pub enum Error {
         cause: String,
     },
     /// The library was built without the pass.
-    #[error("cannot load library {}: it was not built for instances; build it with orrery-cc", path.display())]
+    #[error("cannot load library {}: it was not built for instances; build it with orrery-cc, \
+             or load it as a mapped library", path.display())]
     NotBuilt {
         /// The file.
         path: PathBuf,
@@ -65,7 +66,31 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The dynamic loader refused it.
+    /// Thread-local variables of a library to be mapped have fixed offsets from the thread pointer.
+    #[error("cannot load library {}: its thread-local variables are of the initial-exec model, for which there is room once \
+             in a process; build it without -ftls-model", path.display())]
+    InitialExec {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A library to be mapped has a relocation of a type that is not supported.
+    #[error("cannot load library {}: relocations of type {kind} are not supported; use dlmopen(3)", path.display())]
+    Relocation {
+        /// The file.
+        path: PathBuf,
+        /// The type: `R_X86_64_*` of elf.h.
+        kind: u32,
+    },
+    /// Neither the program nor what a library to be mapped needs has a symbol.
+    #[error("cannot load library {}: nothing has the symbol {symbol}, which it imports; load the library that has it, \
+             with RTLD_GLOBAL", path.display())]
+    Import {
+        /// The file.
+        path: PathBuf,
+        /// The symbol, with its version.
+        symbol: String,
+    },
+    /// The dynamic loader refused it, or a library that it needs.
     #[error("cannot load library {}: {cause}", path.display())]
     Load {
         /// The file.

@@ -20,6 +20,9 @@
 //! # }
 //! ```
 //!
+//! Of a library that was not built so, [`MappedLibrary`] makes instances by mapping its file again for each: code and
+//! constants stay one in memory, but have other addresses in each [`MappedInstance`], and so does every function.
+//!
 //! Instances are apart as objects of one program are: nothing keeps a library from writing to wrong addresses. Where
 //! an instance must not harm others, it belongs into a context or an orbit.
 //!
@@ -27,6 +30,7 @@
 //! 2.3 of the slides: compartment-local storage.
 
 mod abi;
+mod dl;
 mod error;
 mod file;
 mod heap;
@@ -34,6 +38,7 @@ mod host;
 mod image;
 mod instance;
 mod library;
+mod mapped;
 mod places;
 mod region;
 mod resources;
@@ -43,4 +48,8 @@ mod words;
 pub use error::{Error, Result};
 pub use instance::{Attached, Entered, Instance};
 pub use library::{Library, Options};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use mapped::fuzzing;
+pub use mapped::{MappedInstance, MappedLibrary, MappedOptions};
 pub use snapshot::Snapshot;

@@ -8,11 +8,12 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::abi::{Descriptor, VERSION};
+use crate::dl::{Handle, Object};
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::instance::Instance;
 use crate::places::{COPY_MAX, Places};
-use crate::{file, host, region, words};
+use crate::{dl, file, host, region, words};
 
 /// How instances of a library are made.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,26 +47,6 @@ pub(crate) struct Loaded {
 unsafe impl Send for Loaded {}
 // SAFETY: the descriptor is constant, and its functions may be called from any thread.
 unsafe impl Sync for Loaded {}
-
-/// A handle of dlopen(3).
-#[derive(Debug)]
-struct Handle(NonNull<c_void>);
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: it is open, and its last use is this.
-        unsafe { libc::dlclose(self.0.as_ptr()) };
-    }
-}
-
-fn dl_error() -> String {
-    // SAFETY: the text, if there is one, is valid until the next call of this thread.
-    let text = unsafe {
-        let text = libc::dlerror();
-        if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
-    };
-    text.unwrap_or_else(|| "the dynamic loader gives no reason".to_owned())
-}
 
 /// The libraries of this process: one that is loaded again is the same.
 static LIBRARIES: Mutex<Option<HashMap<PathBuf, Weak<Loaded>>>> = Mutex::new(None);
@@ -142,14 +123,9 @@ impl Loaded {
         let host = host::host()?;
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|error| Error::Open { path: path.to_owned(), cause: error.into() })?;
-        // SAFETY: the name is a C string; nothing is loaded.
-        let before = NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) });
-        let before = before.map(Handle);
-        // SAFETY: loading runs the library's constructors, which is what the caller asks for.
-        let handle = NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) });
-        let handle =
-            handle.map(Handle).ok_or_else(|| Error::Load { path: path.to_owned(), cause: dl_error() })?;
-        let descriptor = find(&handle, c"orrery_cls_descriptor");
+        let before = dl::loaded(&name);
+        let handle = dl::open(&name).map_err(|cause| Error::Load { path: path.to_owned(), cause })?;
+        let descriptor = dl::symbol(Some(&handle), c"orrery_cls_descriptor");
         let descriptor = descriptor.ok_or_else(|| Error::NotBuilt { path: path.to_owned() })?;
         // SAFETY: it is the descriptor that the runtime has under this name; its first word is a version.
         let version = unsafe { descriptor.cast::<u32>().read() };
@@ -189,13 +165,8 @@ impl Loaded {
     }
 
     pub(crate) fn symbol(&self, name: &CStr) -> Result<NonNull<c_void>> {
-        find(&self.handle, name).ok_or_else(|| Error::Symbol { name: name.to_owned() })
+        dl::symbol(Some(&self.handle), name).ok_or_else(|| Error::Symbol { name: name.to_owned() })
     }
-}
-
-fn find(handle: &Handle, name: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: the handle is open, and the name a C string.
-    NonNull::new(unsafe { libc::dlsym(handle.0.as_ptr(), name.as_ptr()) })
 }
 
 /// Returns the largest alignment of a variable.
@@ -226,24 +197,13 @@ const DT_RELR: usize = 36;
 /// # Safety
 /// The library stays loaded meanwhile.
 unsafe fn relocated(handle: &Handle) -> Vec<usize> {
-    #[repr(C)]
-    struct LinkMap {
-        base: usize,
-        name: *const std::ffi::c_char,
-        dynamic: *const [usize; 2],
-    }
     let mut found = Vec::new();
-    let mut map: *const LinkMap = std::ptr::null();
-    // SAFETY: the handle is open, and what is stored is the pointer to its link map; its dynamic section ends with DT_NULL.
+    let Some(object) = Object::of_handle(handle) else { return found };
+    let base = object.base;
+    // SAFETY: the library stays loaded (# Safety); its tables have the lengths that its dynamic section says.
     unsafe {
-        if libc::dlinfo(handle.0.as_ptr(), libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) != 0 || map.is_null()
-        {
-            return found;
-        }
-        let (base, mut entry) = ((*map).base, (*map).dynamic);
         let (mut rela, mut rela_size, mut relr, mut relr_size) = (0, 0, 0, 0);
-        while (*entry)[0] != 0 {
-            let [tag, value] = *entry;
+        for [tag, value] in object.entries() {
             match tag {
                 DT_RELA => rela = value,
                 DT_RELASZ => rela_size = value,
@@ -251,9 +211,7 @@ unsafe fn relocated(handle: &Handle) -> Vec<usize> {
                 DT_RELRSZ => relr_size = value,
                 _ => {}
             }
-            entry = entry.add(1);
         }
-        // The loader has made addresses of what are offsets in the file.
         if rela != 0 {
             let table: *const libc::Elf64_Rela = std::ptr::with_exposed_provenance(rela);
             for at in 0..rela_size / size_of::<libc::Elf64_Rela>() {

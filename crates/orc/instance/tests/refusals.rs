@@ -42,10 +42,7 @@ fn what_is_no_such_library_is_refused() {
     let plain = compile(Path::new("clang"), text, "plain", &[], here);
     let error = refusal(&plain);
     assert!(matches!(error, Error::NotBuilt { .. }));
-    assert!(
-        error.to_string().ends_with("it was not built for instances; build it with orrery-cc"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("it was not built for instances; build it with orrery-cc"), "{error}");
 
     let plain_unit = here.join("unit.o");
     let unit = here.join("unit.c");
