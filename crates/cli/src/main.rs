@@ -28,7 +28,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use orrery_warm_http::log;
+use orrery_log as log;
 
 /// Rollback, isolation, auxiliary processes, system call policies, memory sharing and kernel crash recovery for Linux programs
 ///

@@ -42,8 +42,8 @@ pub(crate) struct Selected {
     /// Show this kind only; may be given several times
     #[arg(long = "kind", value_name = "KIND", value_enum)]
     kinds: Vec<Kind>,
-    /// Ask the server at this socket, too; for orc and orthros, the directory. Needed where neither the default place nor /proc leads
-    /// to it
+    /// Ask the server at this socket, too; for orc and orthros, the directory; for http, ADDRESS:PORT. Needed where neither the default
+    /// place nor /proc leads to it
     #[arg(long = "socket", value_name = "KIND=PATH", value_parser = place)]
     sockets: Vec<(Kind, PathBuf)>,
 }
@@ -53,6 +53,7 @@ fn place(text: &str) -> Result<(Kind, PathBuf), String> {
     let kind = Kind::from_str(kind, false)?;
     match kind {
         Kind::Orbit | Kind::Vault | Kind::Guard => Err(format!("the kind {} has no sockets", kind.word())),
+        Kind::Http => collect::check_address(path).map(|()| (kind, path.into())),
         _ if path.is_empty() => Err("a socket is written KIND=PATH".to_owned()),
         _ => Ok((kind, path.into())),
     }
@@ -123,7 +124,21 @@ mod tests {
     #[test]
     fn sockets_are_of_kinds_that_have_some() {
         assert_eq!(place("orc=/run/a=b"), Ok((Kind::Orc, "/run/a=b".into())));
-        for bad in ["", "orc", "orc=", "=x", "guard=/x", "vault=/x", "orbit=/x", "Orc=/x", "other=/x"] {
+        assert_eq!(place("http=[::1]:80/up"), Ok((Kind::Http, "[::1]:80/up".into())));
+        for bad in [
+            "http=/run/x",
+            "http=localhost:80",
+            "http=",
+            "",
+            "orc",
+            "orc=",
+            "=x",
+            "guard=/x",
+            "vault=/x",
+            "orbit=/x",
+            "Orc=/x",
+            "other=/x",
+        ] {
             assert!(place(bad).is_err(), "{bad}");
         }
     }

@@ -106,3 +106,20 @@ fn the_archive_has_what_is_committed_and_is_the_same_each_time() {
     let tracked: BTreeSet<_> = tracked.lines().map(|name| format!("{top}/{name}")).collect();
     assert_eq!(listed, tracked.iter().map(String::as_str).collect());
 }
+
+#[test]
+fn an_unpacked_archive_has_its_links_and_not_what_was_built() {
+    let directory = tempfile::tempdir().unwrap();
+    let top = directory.path();
+    for place in ["packaging", "target"] {
+        fs::create_dir(top.join(place)).unwrap();
+    }
+    fs::copy(orrery_testing::root().join("packaging/sources"), top.join("packaging/sources")).unwrap();
+    for file in ["a file", "target/built"] {
+        fs::write(top.join(file), "").unwrap();
+    }
+    std::os::unix::fs::symlink("a file", top.join("link")).unwrap();
+    let listed = succeed(&mut Command::new(top.join("packaging/sources")));
+    let listed: BTreeSet<_> = listed.split_terminator('\0').collect();
+    assert_eq!(listed, BTreeSet::from(["./a file", "./link", "./packaging/sources"]));
+}

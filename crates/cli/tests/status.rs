@@ -160,6 +160,85 @@ fn a_warm_server_is_shown_with_its_workers() {
     assert!(item["user"].is_string());
 }
 
+/// An HTTP server of this scene, and the address at which it listens.
+fn http(scene: &Scene, command: &mut Command) -> (Killed, String) {
+    let script = scene.path("script.py");
+    std::fs::write(&script, "print('Content-Type: text/plain\\n\\nhello')").unwrap();
+    let log = scene.path("http.log");
+    command.arg("--script").arg(script).stderr(File::create(&log).unwrap());
+    let server = Killed(command.spawn().unwrap());
+    let address = until("the HTTP server listens", || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        Some(log.split_once("listening on http://")?.1.split_once('\n')?.0.to_owned())
+    });
+    (server, address)
+}
+
+#[test]
+fn an_http_server_is_shown_with_its_requests_and_its_warm_server() {
+    if !orrery_testing::is_there("python3") {
+        return;
+    }
+    let _ = (orrery_testing::built("orrery-warm-python"), orrery_testing::built("orrery-warm-http"));
+    let scene = Scene::new();
+    let arguments = ["warm", "http", "--listen", "127.0.0.1:0", "--health", "/up", "--reply-time", "2s"];
+    let (server, address) = http(&scene, &mut scene.orrery(&arguments));
+    let shown = |status: &Value| find(status, "http", &address);
+    let get = || {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(get().starts_with("HTTP/1.0 503"));
+    let item = shown(&scene.status(&["--kind", "http"])).unwrap();
+    assert_eq!((&item["pid"], &item["state"]), (&server.id().into(), &"unready".into()), "{item}");
+    assert_eq!(item["remark"], "its warm server is not there");
+    let figures = &item["figures"];
+    assert_eq!((&figures["requests_total"], &figures["requests_refused_total"]), (&1.into(), &1.into()));
+    let warm = scene.start(&["warm", "serve", "--python", "--workers", "1"]);
+    eventually("it serves", || get().contains("hello"));
+    let item = until("it is idle", || {
+        shown(&scene.status(&["--kind", "http"])).filter(|item| item["state"] == "idle")
+    });
+    assert_eq!((&item["figures"]["workers_ready"], &item["figures"]["warm_replies"]), (&1.into(), &1.into()));
+    assert!(item["remark"].is_null() && item["figures"]["requests_total"].as_u64() >= Some(2), "{item}");
+    let metrics = text(&scene.orrery(&["status", "--prometheus", "--kind", "http"]).output().unwrap());
+    let has = |start: &str| metrics.lines().any(|line| line.starts_with(start) && line.contains(&address));
+    assert!(has("orrery_http_requests_refused_total{") && has("orrery_http_info{"), "{metrics}");
+    // Named by any path of its report.
+    let named = format!("http={address}/up");
+    scene.status(&["--kind", "http", "--socket", &named, "--check"]);
+    // A warm server that is stopped is told from one that is not there.
+    signal(warm.id(), libc::SIGSTOP);
+    let item = until("it does not reply", || {
+        let item = shown(&scene.status(&["--kind", "http"]))?;
+        (item["remark"] == "its warm server does not reply").then_some(item)
+    });
+    assert_eq!((&item["state"], &item["figures"]["warm_replies"]), (&"unready".into(), &0.into()));
+    signal(warm.id(), libc::SIGCONT);
+    let wrong = format!("http={address}/down");
+    let output = scene.orrery(&["status", "--check", "--kind", "http", "--socket", &wrong]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is no HTTP server"), "{output:?}");
+    // In a network namespace of its own it is asked from within.
+    if !rustix::process::geteuid().is_root() {
+        orrery_testing::skipped!("only root can make a network namespace");
+        return;
+    }
+    let mut command = Command::new("unshare");
+    let plain = scene.orrery(&["warm", "http", "--listen", "0.0.0.0:0"]);
+    command
+        .args(["--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""])
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let (server, address) = http(&scene, &mut command);
+    let name = format!("/proc/{}/ns/net/{address}", server.id());
+    let item = until("it is shown", || find(&scene.status(&["--kind", "http"]), "http", &name));
+    assert_eq!(item["pid"], server.id());
+}
+
 #[test]
 fn a_guard_is_shown_by_its_program() {
     let scene = Scene::new();
@@ -218,6 +297,7 @@ fn nothing_is_no_error_and_nonsense_is_one() {
     );
     for (arguments, said) in [
         (&["status", "--socket", "guard=/x"][..], "the kind guard has no sockets"),
+        (&["status", "--socket", "http=localhost"], "an HTTP server is written http=ADDRESS:PORT"),
         (&["status", "--kind", "guard", "--socket", "orc=/x"], "the kind is not selected"),
         (&["status", "--json", "--prometheus"], "cannot be used with"),
         (&["top"], "standard output is no terminal; use `orrery status`"),

@@ -6,10 +6,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+/// `TCP_LISTEN` of `include/net/tcp_states.h`, as the state is written in `/proc/PID/net/tcp`.
+const TCP_LISTEN: &str = "0A";
 /// `__SO_ACCEPTCON` of `include/linux/net.h`, in the flags of `/proc/PID/net/unix`.
 const LISTENS: u32 = 0x1_0000;
 
@@ -118,6 +121,31 @@ pub fn command_line(pid: u32) -> io::Result<Vec<String>> {
 /// # Errors
 /// `PermissionDenied` if the process may not be inspected; `NotFound` if there is none.
 pub fn listening_paths(pid: u32) -> io::Result<Vec<PathBuf>> {
+    let sockets = sockets(pid)?;
+    Ok(those_of(&sockets, &listening(&fs::read(format!("/proc/{pid}/net/unix"))?)))
+}
+
+/// Returns the addresses at which a process listens by TCP (tcp(7)), in the order of its descriptors; each address once. They are of the
+/// process' network namespace.
+///
+/// # Errors
+/// `PermissionDenied` if the process may not be inspected; `NotFound` if there is none.
+pub fn listening_addresses(pid: u32) -> io::Result<Vec<SocketAddr>> {
+    let sockets = sockets(pid)?;
+    let mut listening = BTreeMap::new();
+    for table in ["tcp", "tcp6"] {
+        match fs::read_to_string(format!("/proc/{pid}/net/{table}")) {
+            Ok(text) => listening.extend(text.lines().filter_map(listening_address)),
+            // A kernel without IPv6.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(those_of(&sockets, &listening))
+}
+
+/// Returns the inodes of a process' sockets, in the order of its descriptors.
+fn sockets(pid: u32) -> io::Result<Vec<u64>> {
     let mut descriptors: Vec<(u32, u64)> = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         // A descriptor may be closed meanwhile.
@@ -129,14 +157,39 @@ pub fn listening_paths(pid: u32) -> io::Result<Vec<PathBuf>> {
         descriptors.extend(number.zip(inode));
     }
     descriptors.sort_unstable();
-    let listening = listening(&fs::read(format!("/proc/{pid}/net/unix"))?);
-    let mut paths = Vec::new();
-    for path in descriptors.iter().filter_map(|(_, inode)| listening.get(inode)) {
-        if !paths.contains(path) {
-            paths.push(path.clone());
+    Ok(descriptors.into_iter().map(|(_, inode)| inode).collect())
+}
+
+/// Returns what a table has for these inodes, in their order; each value once.
+fn those_of<T: Clone + PartialEq>(sockets: &[u64], listening: &BTreeMap<u64, T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for one in sockets.iter().filter_map(|inode| listening.get(inode)) {
+        if !found.contains(one) {
+            found.push(one.clone());
         }
     }
-    Ok(paths)
+    found
+}
+
+/// Parses a line of `/proc/PID/net/tcp` or `tcp6` (proc_pid_net(5)): the inode and address of a socket that listens.
+fn listening_address(line: &str) -> Option<(u64, SocketAddr)> {
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let (address, port) = fields.get(1)?.split_once(':')?;
+    if *fields.get(3)? != TCP_LISTEN {
+        return None;
+    }
+    // 32-bit words in the machine's order of bytes, which are in the network's.
+    let mut bytes = Vec::new();
+    for word in address.as_bytes().chunks(8) {
+        let word = u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok()?;
+        bytes.extend_from_slice(&word.to_ne_bytes());
+    }
+    let address = match bytes.len() {
+        4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?)),
+        _ => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
+    };
+    let inode = fields.get(9)?.parse().ok()?;
+    Some((inode, SocketAddr::new(address, u16::from_str_radix(port, 16).ok()?)))
 }
 
 /// Parses `/proc/PID/net/unix` (proc_pid_net(5)): the sockets that listen at a path, by inode.
@@ -188,6 +241,35 @@ mod tests {
         let arguments: Vec<String> = std::env::args().collect();
         assert_eq!(command_line(pid).unwrap(), arguments);
         assert_eq!(facts(u32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn addresses_that_listen_are_listed() {
+        use std::net::{TcpListener, TcpStream};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        let (served, _) = listener.accept().unwrap();
+        let listed = || listening_addresses(std::process::id()).unwrap();
+        assert_eq!(listed().iter().filter(|listed| **listed == address).count(), 1);
+        drop(listener);
+        assert!(!listed().contains(&address), "an accepted socket has the address, too");
+        drop((client, served));
+        let line = |address: &str, state: &str| {
+            format!("   0: {address} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 77 1 x")
+        };
+        let of = |address: &str, state| listening_address(&line(address, state));
+        let (loopback, ipv6) = match cfg!(target_endian = "little") {
+            true => ("0100007F:1F40", "00000000000000000000000001000000:0050"),
+            false => ("7F000001:1F40", "00000000000000000000000000000001:0050"),
+        };
+        assert_eq!(of(loopback, "0A"), Some((77, "127.0.0.1:8000".parse().unwrap())));
+        assert_eq!(of(ipv6, "0A"), Some((77, "[::1]:80".parse().unwrap())));
+        assert_eq!(of(loopback, "01"), None);
+        for bad in ["0100007F", "0100007:1F40", "x:1", "01000:1F40", ":", "0100007F0100007F:1F40"] {
+            assert_eq!(of(bad, "0A"), None, "{bad}");
+        }
+        assert_eq!(listening_address("  sl  local_address rem_address   st"), None);
     }
 
     #[test]

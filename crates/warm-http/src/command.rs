@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result};
 use clap::{ArgGroup, Args};
 use orrery_policy::values::{duration, size};
 
+use crate::report::PATH;
+
 /// The program that serves.
 pub const PROGRAM: &str = "orrery-warm-http";
 
@@ -29,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIRECTORY")]
     pub directory: Option<PathBuf>,
     /// Path of the requests that ask for the state of this server and of the warm server
-    #[arg(long, value_name = "PATH", default_value = "/-/health", value_parser = absolute_path)]
+    #[arg(long, value_name = "PATH", default_value = PATH, value_parser = absolute_path)]
     pub health: String,
     /// Give scripts a variable, with this value or with the one that this server has; may be given several times
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
@@ -61,6 +63,9 @@ pub struct Arguments {
     /// Time for which a client may take nothing of its answer
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub send_time: Duration,
+    /// Time in which the warm server has to reply when it is asked for its health; then requests are given up with status 504
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub reply_time: Duration,
     /// Time for which a server that is to end serves on, while it says that it drains
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub drain: Duration,

@@ -1,6 +1,7 @@
 //! The program that speaks HTTP before a warm server. Users start it with `orrery warm http`.
 
 mod body;
+mod connection;
 mod health;
 mod listen;
 mod output;
@@ -9,13 +10,14 @@ mod serve;
 mod service;
 mod settings;
 mod state;
+mod watch;
 
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
+use orrery_log as log;
 use orrery_warm_http::command::Arguments;
-use orrery_warm_http::log;
 
 use crate::settings::Settings;
 
@@ -47,7 +49,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     let settings = Settings::new(arguments)?;
     let listeners = listen::listeners(arguments.listen)?;
     raise_limit();
-    let threads = settings.requests.saturating_add(SPARE_THREADS);
+    // A request that was given up keeps its thread for some seconds, and another may begin.
+    let threads = settings.requests.saturating_mul(2).saturating_add(SPARE_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(threads)

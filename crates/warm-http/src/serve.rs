@@ -16,9 +16,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::service::{self, Connection};
+use crate::connection::Connection;
+use crate::service;
 use crate::settings::Settings;
 use crate::state::{Phase, State};
+use crate::watch::Watch;
 
 /// Pause after a connection could not be accepted, for want of descriptors, say.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -32,10 +34,15 @@ pub(crate) async fn serve(settings: Settings, listeners: Vec<std::net::TcpListen
     let (drain, finish) = (settings.drain, settings.finish);
     let (phase, phases) = watch::channel(Phase::Serving);
     let (alive, mut all_gone) = mpsc::channel(1);
+    let watch = Arc::new(Watch::new(settings.client.clone(), settings.reply_time));
+    let requests = Arc::new(Semaphore::new(settings.requests));
+    tokio::spawn(Arc::clone(&watch).run(Arc::clone(&requests), settings.requests));
     let state = Arc::new(State {
-        requests: Arc::new(Semaphore::new(settings.requests)),
+        requests,
         connections: Arc::new(Semaphore::new(settings.connections)),
         settings: Arc::new(settings),
+        watch,
+        counts: Arc::default(),
         phase: phases,
         _alive: alive,
     });
@@ -134,31 +141,47 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 
 /// Serves one connection to its end.
 async fn converse(stream: TcpStream, peer: SocketAddr, state: Arc<State>) {
-    let prepared = prepare(&stream, peer, &state);
+    state.counts.connected();
+    serve_connection(stream, peer, &state).await;
+    state.counts.disconnected();
+}
+
+async fn serve_connection(stream: TcpStream, peer: SocketAddr, state: &Arc<State>) {
+    let prepared = prepare(&stream, peer, state);
     let connection = match prepared {
         Ok(connection) => Arc::new(connection),
         Err(error) => return tracing::debug!("cannot prepare the connection of {peer}: {error}"),
     };
     let answer = service_fn(|request| {
-        let (state, connection) = (Arc::clone(&state), Arc::clone(&connection));
+        let (state, connection) = (Arc::clone(state), Arc::clone(&connection));
         async move { Ok::<_, Infallible>(service::answer(&state, &connection, request).await) }
     });
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(state.settings.head_time)
-        .max_buf_size(state.settings.head)
-        .serve_connection(TokioIo::new(stream), answer);
-    tokio::pin!(served);
-    let ended = tokio::select! {
-        biased;
-        ended = served.as_mut() => ended,
-        () = state.stopping() => {
-            served.as_mut().graceful_shutdown();
-            served.await
+    let ended = {
+        let served = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(state.settings.head_time)
+            .max_buf_size(state.settings.head)
+            .serve_connection(TokioIo::new(stream), answer);
+        tokio::pin!(served);
+        tokio::select! {
+            biased;
+            ended = served.as_mut() => ended,
+            () = state.stopping() => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!("the connection of {peer} failed: {error}");
+    let is_refused = match ended {
+        Ok(()) => connection.has_refused(),
+        Err(error) => {
+            tracing::debug!("the connection of {peer} failed: {error}");
+            // The library has answered with status 400 or 431.
+            connection.has_refused() || error.is_parse()
+        }
+    };
+    if is_refused && let Err(error) = connection.linger().await {
+        tracing::debug!("cannot discard what {peer} still sends: {error}");
     }
 }
 
@@ -166,5 +189,5 @@ fn prepare(stream: &TcpStream, peer: SocketAddr, state: &State) -> std::io::Resu
     stream.set_nodelay(true)?;
     let time = u32::try_from(state.settings.send_time.as_millis()).unwrap_or(u32::MAX);
     rustix::net::sockopt::set_tcp_user_timeout(stream, time)?;
-    Ok(Connection { local: stream.local_addr()?, peer, socket: stream.as_fd().try_clone_to_owned()? })
+    Ok(Connection::new(stream.local_addr()?, peer, stream.as_fd().try_clone_to_owned()?))
 }

@@ -5,8 +5,6 @@
 
 use std::error::Error as _;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -24,10 +22,12 @@ use orrery_warm_http::variables;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::body::{self, Body, Failed};
+use crate::connection::Connection;
 use crate::health;
 use crate::output::{Ending, Event};
 use crate::script::{Execution, Script};
-use crate::state::State;
+use crate::state::{Counts, State};
+use crate::watch::Watch;
 
 /// How long an answer is kept back that has begun: most scripts have ended by then, and how they ended and how much they wrote
 /// can be told in the header.
@@ -36,33 +36,6 @@ const MOMENT: Duration = Duration::from_millis(10);
 const KEPT: usize = 64 << 10;
 /// How many pieces of an answer wait for the connection.
 const PIECES: usize = 2;
-
-/// The connection that a request came on.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) local: SocketAddr,
-    pub(crate) peer: SocketAddr,
-    /// A duplicate of its socket.
-    pub(crate) socket: OwnedFd,
-}
-
-impl Connection {
-    /// Has the connection end by a reset, without what was not sent yet. An answer without a length that goes to a client of
-    /// HTTP/1.0 would look whole if it ended otherwise.
-    fn reset(&self) {
-        let set = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
-        if let Err(errno) = set {
-            tracing::debug!("cannot set SO_LINGER: {errno}");
-        }
-    }
-
-    /// Ends the connection, whatever it waits for.
-    fn end(&self) {
-        self.reset();
-        // The other side has ended it where this fails.
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-    }
-}
 
 /// Answers a request.
 pub(crate) async fn answer(
@@ -73,14 +46,27 @@ pub(crate) async fn answer(
     let has_body = !request.body().is_end_stream();
     let answered = if request.uri().path() == state.settings.health {
         match *request.method() {
-            Method::GET | Method::HEAD => Ok(health::answer(state).await),
+            Method::GET | Method::HEAD => match health::patience(request.uri().query()) {
+                Ok(patience) => Ok(health::answer(state, patience).await),
+                Err(reason) => Err(refused(StatusCode::BAD_REQUEST, &reason)),
+            },
             _ => Err(refused(StatusCode::METHOD_NOT_ALLOWED, "the state can only be read")),
         }
     } else {
-        run(state, connection, request).await
+        state.counts.received();
+        let answered = run(state, connection, request).await;
+        match answered.as_ref().map_err(|refused| refused.status()) {
+            Err(StatusCode::SERVICE_UNAVAILABLE) => state.counts.refused(),
+            Err(StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT) => state.counts.failed(),
+            _ => {}
+        }
+        answered
     };
     // The body of what is refused may not have been read: then what follows on the connection is not another request.
     let closes = has_body && answered.is_err();
+    if closes {
+        connection.refuse();
+    }
     let mut response = answered.unwrap_or_else(|refused| *refused);
     if closes || state.is_draining() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -126,6 +112,11 @@ async fn run(
             .map_err(|error| unavailable("look for a script", error))?
     };
     let Some(found) = found else { return Err(refused(StatusCode::NOT_FOUND, "there is no such script")) };
+    let admit = || match state.watch.is_silent() {
+        false => Ok(()),
+        true => Err(refused(StatusCode::SERVICE_UNAVAILABLE, "the warm server does not reply")),
+    };
+    admit()?;
     let Ok(permit) = Arc::clone(&state.requests).try_acquire_owned() else {
         return Err(refused(StatusCode::SERVICE_UNAVAILABLE, "too many requests are being served"));
     };
@@ -140,6 +131,8 @@ async fn run(
             }
             Failed::Storing(error) => unavailable("store the body of a request", error),
         })?;
+    admit()?;
+    state.watch.doubt();
     let described = variables::describe(&variables::Request {
         method: &request.method,
         uri: &request.uri,
@@ -159,8 +152,15 @@ async fn run(
     let client = settings.client.clone();
     let execution = Execution { client, found, input, environment, umask: settings.umask };
     let script = execution.start().map_err(|error| unavailable("make pipes", error))?;
-    let transfer =
-        Transfer { script, permit, connection: Arc::clone(connection), shown, send_time: settings.send_time };
+    let transfer = Transfer {
+        script,
+        permit,
+        connection: Arc::clone(connection),
+        watch: Arc::clone(&state.watch),
+        counts: Arc::clone(&state.counts),
+        shown,
+        send_time: settings.send_time,
+    };
     transfer.answer(&request.method, settings.answer_head).await
 }
 
@@ -169,12 +169,39 @@ struct Transfer {
     script: Script,
     permit: OwnedSemaphorePermit,
     connection: Arc<Connection>,
+    watch: Arc<Watch>,
+    counts: Arc<Counts>,
     /// The script's path, for the log.
     shown: String,
     send_time: Duration,
 }
 
+/// Why nothing more comes from a script.
+enum Lost {
+    Unreadable(io::Error),
+    /// The warm server does not reply.
+    Silent,
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unreadable(error) => write!(out, "its output cannot be read: {error}"),
+            Self::Silent => out.write_str("nothing comes of it, and the warm server does not reply"),
+        }
+    }
+}
+
 impl Transfer {
+    /// Waits for what comes next from the script; nothing is lost when the future is dropped.
+    async fn next(&mut self) -> Result<Event, Lost> {
+        tokio::select! {
+            biased;
+            event = self.script.output.next() => event.map_err(Lost::Unreadable),
+            () = self.watch.silence() => Err(Lost::Silent),
+        }
+    }
+
     /// Waits for the header, and for the rest a moment; returns the answer, whose body may go on.
     async fn answer(mut self, method: &Method, limit: usize) -> Result<Response<Body>, Refused> {
         let (head, mut kept) = self.head(limit).await?;
@@ -185,10 +212,10 @@ impl Transfer {
         while ending.is_none() && !(has_body && kept.len() >= KEPT) {
             let event = tokio::select! {
                 biased;
-                event = self.script.output.next() => event,
+                event = self.next() => event,
                 () = &mut moment, if has_body => break,
             };
-            match event.map_err(|error| self.unreadable(&error))? {
+            match event.map_err(|lost| self.lost(&lost))? {
                 Event::Data(bytes) => {
                     size += bytes.len() as u64;
                     if has_body {
@@ -226,7 +253,7 @@ impl Transfer {
     async fn head(&mut self, limit: usize) -> Result<(Head, BytesMut), Refused> {
         let mut bytes = BytesMut::new();
         loop {
-            match self.script.output.next().await.map_err(|error| self.unreadable(&error))? {
+            match self.next().await.map_err(|lost| self.lost(&lost))? {
                 Event::Data(more) => bytes.extend_from_slice(&more),
                 Event::End(ending) => {
                     let why = whole(&ending).err().unwrap_or_else(|| "it ended without a header".to_owned());
@@ -278,8 +305,14 @@ impl Transfer {
         refused(StatusCode::BAD_GATEWAY, "the script did not answer as it should")
     }
 
-    fn unreadable(&self, error: &io::Error) -> Refused {
-        self.broken(&format!("its output cannot be read: {error}"))
+    fn lost(&self, lost: &Lost) -> Refused {
+        match lost {
+            Lost::Unreadable(_) => self.broken(&lost.to_string()),
+            Lost::Silent => {
+                tracing::warn!(script = self.shown, "no answer: {lost}");
+                refused(StatusCode::GATEWAY_TIMEOUT, "the warm server does not reply")
+            }
+        }
     }
 
     /// The body, whose pieces are sent as they come.
@@ -310,7 +343,7 @@ impl Transfer {
             let event = tokio::select! {
                 biased;
                 () = sender.closed() => return,
-                event = self.script.output.next() => event,
+                event = self.next() => event,
             };
             let why = match event {
                 Ok(Event::Data(bytes)) => {
@@ -321,9 +354,10 @@ impl Transfer {
                     Ok(()) => return,
                     Err(why) => why,
                 },
-                Err(error) => format!("its output cannot be read: {error}"),
+                Err(lost) => lost.to_string(),
             };
             tracing::warn!(script = self.shown, "the answer is broken off: {why}");
+            self.counts.failed();
             self.connection.reset();
             // An error has the connection ended, without the end of the body that clients wait for.
             let told = sender.send(Err(io::Error::other("the script did not end its answer")));

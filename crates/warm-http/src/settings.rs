@@ -29,6 +29,7 @@ pub(crate) struct Settings {
     pub(crate) head_time: Duration,
     pub(crate) body_time: Duration,
     pub(crate) send_time: Duration,
+    pub(crate) reply_time: Duration,
     pub(crate) drain: Duration,
     pub(crate) finish: Duration,
 }
@@ -65,6 +66,7 @@ impl Settings {
             head_time: arguments.head_time,
             body_time: arguments.body_time,
             send_time: arguments.send_time,
+            reply_time: arguments.reply_time,
             drain: arguments.drain,
             finish: arguments.finish,
         })

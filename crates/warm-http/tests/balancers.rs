@@ -159,7 +159,7 @@ impl<'a> Host<'a> {
 
     fn http(namespace: &Namespace, address: &str, warm: &Server, directory: &Path) -> Process {
         let mut command = common::command(directory, &warm.socket());
-        command.args(["--listen", &format!("{address}:{PORT}"), "--drain", "2s"]);
+        command.args(["--listen", &format!("{address}:{PORT}"), "--drain", "2s", "--reply-time", "3s"]);
         let log = fs::OpenOptions::new().create(true).append(true).open(directory.join(address)).unwrap();
         Process(namespace.inside(&command).stderr(log).spawn().unwrap())
     }
@@ -176,6 +176,11 @@ impl<'a> Host<'a> {
     fn signal(process: &Child, number: i32) {
         signal(i32::try_from(process.id()).unwrap(), number);
     }
+
+    /// What its HTTP server has logged.
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.join(self.address)).unwrap()
+    }
 }
 
 fn ask(address: &str, port: u16, request: &str) -> Option<Answer> {
@@ -186,9 +191,12 @@ fn ask(address: &str, port: u16, request: &str) -> Option<Answer> {
     Some(Answer::read(stream))
 }
 
+fn report(address: &str) -> Option<Answer> {
+    ask(address, PORT, "GET /-/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+}
+
 fn health(address: &str) -> u16 {
-    let request = "GET /-/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    ask(address, PORT, request).map_or(0, |answer| answer.status)
+    report(address).map_or(0, |answer| answer.status)
 }
 
 /// What a client saw of a request; every other one of a client is POST.
@@ -196,9 +204,11 @@ struct Seen {
     method: &'static str,
     number: usize,
     answer: Option<Answer>,
+    /// Whether it was sent while a warm server was stopped, which was not noticed yet.
+    is_early: bool,
 }
 
-fn send(number: usize) -> Seen {
+fn send(number: usize, stopped: &AtomicBool) -> Seen {
     let end = "Host: scripts\r\nConnection: close\r\n";
     let (method, request) = if (number / CLIENTS).is_multiple_of(2) {
         ("GET", format!("GET /note.py?{number} HTTP/1.1\r\n{end}\r\n"))
@@ -206,7 +216,9 @@ fn send(number: usize) -> Seen {
         let body = number.to_string();
         ("POST", format!("POST /note.py HTTP/1.1\r\n{end}Content-Length: {}\r\n\r\n{body}", body.len()))
     };
-    Seen { method, number, answer: ask(BALANCER, 80, &request) }
+    let is_early = stopped.load(Ordering::SeqCst);
+    let answer = ask(BALANCER, 80, &request);
+    Seen { method, number, answer, is_early: is_early || stopped.load(Ordering::SeqCst) }
 }
 
 /// Returns the only block of a language in the chapter.
@@ -218,7 +230,8 @@ fn block(language: &str) -> String {
     format!("{block}\n")
 }
 
-/// Sends requests through a balancer while one host after another is drained, loses its HTTP server, and loses its warm server.
+/// Sends requests through a balancer while one host after another is drained, loses its HTTP server, loses its
+/// warm server, and has that stopped.
 fn balance(balancer: &str, command: impl FnOnce(&Path) -> Command) {
     if !rustix::process::geteuid().is_root() {
         skipped!("only root can make network namespaces");
@@ -242,6 +255,7 @@ fn balance(balancer: &str, command: impl FnOnce(&Path) -> Command) {
 
     let middle = network.middle.0.clone();
     let (sent, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let stopped = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
         // Whoever panics stops the client, which the scope waits for.
         struct StopOnDrop(Arc<AtomicBool>);
@@ -251,13 +265,15 @@ fn balance(balancer: &str, command: impl FnOnce(&Path) -> Command) {
             }
         }
         let stopping = StopOnDrop(Arc::clone(&stop));
-        let (middle, sent, stop) = (&middle, &sent, &stop);
+        let (middle, sent, stop, stopped) = (&middle, &sent, &stop, &stopped);
         let client = move |index: usize| {
             Network::enter(middle);
-            eventually("the balancer serves", || send(0).answer.is_some_and(|answer| answer.status == 200));
+            eventually("the balancer serves", || {
+                send(0, stopped).answer.is_some_and(|answer| answer.status == 200)
+            });
             let mut seen = Vec::new();
             while !stop.load(Ordering::Relaxed) || seen.len() < REQUESTS / CLIENTS {
-                seen.push(send(1 + index + CLIENTS * seen.len()));
+                seen.push(send(1 + index + CLIENTS * seen.len(), stopped));
                 sent.fetch_add(1, Ordering::Relaxed);
             }
             seen
@@ -306,6 +322,26 @@ fn balance(balancer: &str, command: impl FnOnce(&Path) -> Command) {
         healthy(host);
         some_requests();
 
+        let host = &hosts[0];
+        let workers = host.warm.workers();
+        let signal_all = |number| {
+            workers.iter().for_each(|worker| signal(*worker, number));
+            Host::signal(&host.warm.child, number);
+        };
+        stopped.store(true, Ordering::SeqCst);
+        signal_all(libc::SIGSTOP);
+        eventually("it is noticed, and nothing waits any more", || {
+            let report = report(host.address).unwrap();
+            host.log().contains("the warm server has not replied for")
+                && report.text().contains(r#""requests":0,"#)
+        });
+        assert_eq!(health(host.address), 503);
+        stopped.store(false, Ordering::SeqCst);
+        some_requests();
+        signal_all(libc::SIGCONT);
+        healthy(host);
+        some_requests();
+
         drop(stopping);
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect::<Vec<_>>()
     });
@@ -313,7 +349,7 @@ fn balance(balancer: &str, command: impl FnOnce(&Path) -> Command) {
     assert!(seen.len() >= REQUESTS);
     let logs = || HOSTS.map(|host| fs::read_to_string(directory.join(host)).unwrap()).join("\n---\n");
     let mut posts = [0, 0];
-    for Seen { method, number, answer } in &seen {
+    for Seen { method, number, answer, is_early } in &seen {
         let ran = fs::read_to_string(directory.join(format!("files/{method}-{number}")))
             .map_or(0, |text| text.len());
         let succeeded = answer.as_ref().is_some_and(|answer| answer.status == 200);
@@ -321,6 +357,13 @@ fn balance(balancer: &str, command: impl FnOnce(&Path) -> Command) {
             assert_eq!(answer.as_ref().unwrap().text(), format!("{method} {number}"));
         }
         match *method {
+            "GET" if *is_early && !succeeded => {
+                assert_eq!(
+                    answer.as_ref().map(|answer| answer.status),
+                    Some(504),
+                    "GET {number}: {answer:?}"
+                );
+            }
             "GET" => assert!(succeeded && ran >= 1, "GET {number} ran {ran} times: {answer:?}\n{}", logs()),
             _ => {
                 assert!(ran <= 1 && (!succeeded || ran == 1), "POST {number} ran {ran} times: {answer:?}");

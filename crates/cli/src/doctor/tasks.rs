@@ -97,6 +97,10 @@ const TASKS: &[Task] = &[
                 Check::All(&["seccomp_filter", "landlock"]),
                 "a weaker --sandbox (needs seccomp and Landlock)",
             ),
+            need(
+                Check::Helper("orrery-warm-http"),
+                "no orrery warm http (needs orrery-warm-http, beside orrery or in its libexec directory)",
+            ),
         ],
     },
     Task {

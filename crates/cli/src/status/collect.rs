@@ -3,8 +3,10 @@
 //! Each question is asked by a thread of its own, all at once, and its answer is waited for until a limit. What hangs is reported, and is
 //! not asked again before it has answered, so that `orrery top` does not gather threads.
 
+mod address;
 mod describe;
 mod guard;
+mod http;
 mod limit;
 mod manager;
 mod orbit;
@@ -18,21 +20,17 @@ mod warm;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Result;
 use orrery_manager::client::ClientError;
 
-use limit::{Limited, Task};
+use limit::{LIMIT, Limited, Task};
 use processes::Processes;
 
 use super::model::{Item, Kind, Status, Unreadable};
 
 /// What a question is answered with.
 type Answer = Result<Vec<Item>>;
-
-/// How long an answer may take.
-const LIMIT: Duration = Duration::from_secs(1);
 
 /// What to look for.
 #[derive(Clone, Debug)]
@@ -139,7 +137,7 @@ impl Collector {
         let usual = usual.into_iter().map(|path| Endpoint { path, is_certain: false });
         let mut places: Vec<Endpoint> = Vec::new();
         for mut place in certain.chain(usual) {
-            place.path = one_name(place.path);
+            place.path = one_name(kind, place.path);
             if !places.iter().any(|other| other.path == place.path) {
                 places.push(place);
             }
@@ -148,14 +146,22 @@ impl Collector {
     }
 }
 
+/// Fails unless a text is the address of an HTTP server, as a place of [`Kind::Http`].
+///
+/// # Errors
+/// How it is written.
+pub(crate) fn check_address(text: &str) -> Result<(), String> {
+    address::check(text)
+}
+
 /// Returns the name that an answer, or its absence, has in a status for a place that the user has named.
 pub(crate) fn name_of(kind: Kind, path: PathBuf) -> String {
-    one_name(socket(kind, path)).display().to_string()
+    one_name(kind, socket(kind, path)).display().to_string()
 }
 
 /// Returns one path for all names of a socket. What leads into another mount namespace has no other name here.
-fn one_name(path: PathBuf) -> PathBuf {
-    if path.starts_with("/proc") { path } else { path.canonicalize().unwrap_or(path) }
+fn one_name(kind: Kind, path: PathBuf) -> PathBuf {
+    if kind == Kind::Http || path.starts_with("/proc") { path } else { path.canonicalize().unwrap_or(path) }
 }
 
 /// Returns the socket of a place that may be named by its directory.
@@ -175,6 +181,7 @@ fn ask(kind: Kind, place: &Endpoint, processes: &Processes) -> Answer {
     }
     let answer = match kind {
         Kind::Warm => warm::ask(path, processes),
+        Kind::Http => http::ask(path, processes),
         Kind::Orc => orc::ask(path, processes),
         Kind::Manager => manager::ask(path, processes),
         Kind::Orthros => orthros::ask(path, processes),
@@ -204,9 +211,10 @@ fn is_absence(error: &anyhow::Error) -> bool {
 fn without_doubles(items: Vec<Item>) -> Vec<Item> {
     let mut kept: Vec<Item> = Vec::new();
     for item in items {
-        let is_known = matches!(item.kind, Kind::Warm | Kind::Orc | Kind::Manager | Kind::Orthros)
-            && item.pid.is_some()
-            && kept.iter().any(|other| (other.kind, other.pid) == (item.kind, item.pid));
+        let is_known =
+            matches!(item.kind, Kind::Warm | Kind::Http | Kind::Orc | Kind::Manager | Kind::Orthros)
+                && item.pid.is_some()
+                && kept.iter().any(|other| (other.kind, other.pid) == (item.kind, item.pid));
         if !is_known {
             kept.push(item);
         }

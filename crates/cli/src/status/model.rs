@@ -15,6 +15,8 @@ pub(crate) const SCHEMA: u32 = 1;
 pub(crate) enum Kind {
     /// Servers of warm interpreters
     Warm,
+    /// HTTP servers before warm servers
+    Http,
     /// Orbits of programs
     Orbit,
     /// Object stores
@@ -30,13 +32,22 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Warm, Self::Orbit, Self::Orc, Self::Manager, Self::Orthros, Self::Vault, Self::Guard];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Warm,
+        Self::Http,
+        Self::Orbit,
+        Self::Orc,
+        Self::Manager,
+        Self::Orthros,
+        Self::Vault,
+        Self::Guard,
+    ];
 
     /// Returns the word for it in tables, JSON, metric names and options.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Warm => "warm",
+            Self::Http => "http",
             Self::Orbit => "orbit",
             Self::Orc => "orc",
             Self::Manager => "manager",
@@ -77,7 +88,7 @@ pub(crate) fn unix_seconds(time: SystemTime) -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Item {
     pub(crate) kind: Kind,
-    /// What distinguishes it: the socket of a server, the directory of a pair, the name of an orbit or of a program.
+    /// What distinguishes it: the socket or address of a server, the directory of a pair, the name of an orbit or of a program.
     pub(crate) name: String,
     /// The process that serves, if it is known.
     pub(crate) pid: Option<u32>,

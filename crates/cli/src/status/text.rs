@@ -62,6 +62,9 @@ pub(crate) fn label(figure: &Figure) -> String {
 pub(crate) fn summary(item: &Item) -> String {
     let names: &[&str] = match item.kind {
         Kind::Warm => &["workers", "workers_busy", "requests_total", "worker_restarts_total"],
+        Kind::Http => {
+            &["requests_running", "requests_total", "requests_refused_total", "requests_failed_total"]
+        }
         Kind::Orbit => {
             &["calls_total", "calls_failed_total", "calls_queued", "restarts_total", "memory_bytes"]
         }

@@ -120,6 +120,34 @@ fn values_change_what_is_installed() {
     for option in ["--import=json", "--import=sqlite3", "--timeout=2s", "--memory=256M"] {
         assert!(container["command"].as_array().unwrap().contains(&json!(option)), "{option}: {container}");
     }
+    assert_eq!(warm["containers"].as_array().unwrap().len(), 1, "no HTTP");
+    let from = json!([{"podSelector": {"matchLabels": {"app": "balancer"}}}]);
+    let http = json!({"enabled": true, "scripts": {"configMap": {"name": "mine"}}, "port": 8080, "listen": "[::]", "from": from,
+        "arguments": ["--requests=7"]});
+    let Some(all) = render(&json!({"warm": {"http": http, "user": 4711}})) else { return };
+    let service = &all["\"Service\" \"orrery-http\""]["spec"];
+    assert_eq!(service["ports"], json!([{"name": "http", "port": 8080, "targetPort": "http"}]));
+    let policy = &all["\"NetworkPolicy\" \"orrery-http\""]["spec"];
+    assert_eq!(policy["ingress"], json!([{"ports": [{"protocol": "TCP", "port": "http"}], "from": from}]));
+    let warm = &all["\"DaemonSet\" \"orrery-warm\""]["spec"]["template"];
+    for selector in [&service["selector"], &policy["podSelector"]["matchLabels"]] {
+        assert_eq!(*selector, warm["metadata"]["labels"], "they select these pods");
+    }
+    let container = &warm["spec"]["containers"][1];
+    assert_eq!(
+        (&container["name"], &container["securityContext"]["runAsUser"]),
+        (&json!("http"), &json!(4711))
+    );
+    for option in ["--requests=7", "--listen=[::]:8000"] {
+        assert!(container["command"].as_array().unwrap().contains(&json!(option)), "{option}: {container}");
+    }
+    let volumes = warm["spec"]["volumes"].as_array().unwrap();
+    assert!(volumes.contains(&json!({"name": "volume", "configMap": {"name": "mine"}})), "{volumes:?}");
+    let mounts = warm["spec"].pointer("/containers").unwrap().as_array().unwrap().iter();
+    let mounts = mounts.chain(warm["spec"]["initContainers"].as_array().unwrap());
+    for mount in mounts.flat_map(|container| container["volumeMounts"].as_array().unwrap()) {
+        assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+    }
     let Some(without) = render(&json!({"warm": {"enabled": false}, "store": {"enabled": false}})) else {
         return;
     };
@@ -192,6 +220,9 @@ fn values_have_a_schema() {
         ("/store/memory", json!("1 gigabyte")),
         ("/store/disk", json!("/srv/elsewhere")),
         ("/warm/user", json!(0)),
+        ("/warm/http/enabled", json!(true)),
+        ("/warm/http/port", json!(0)),
+        ("/warm/http/listen", json!("localhost")),
         ("/warm/imports", json!(["json; rm -rf /"])),
         ("/image/pullPolicy", json!("Sometimes")),
         ("/runtimeClasses/0/handler", json!("Orrery")),

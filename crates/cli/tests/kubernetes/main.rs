@@ -9,6 +9,7 @@ mod node;
 mod pod;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 
 use orrery_testing::eventually;
 use serde_json::{Value, json};
@@ -95,6 +96,7 @@ fn a_node_runs_what_the_manifests_say() {
     let object = shared(&node, [one, two]);
     counts_programs(&node, &store_pod, &pods);
     answers(&node, &warm);
+    serves_http(&node);
     probes_can_fail(&node, &store_pod);
 
     // An update: the next version's pod begins when this one has ended.
@@ -207,6 +209,46 @@ fn answers(node: &Node, warm: &Value) {
         assert_eq!((ended.status, ended.output.as_str()), (0, "begun\nended\n"), "{ended:?}");
     });
     assert_eq!(run(&pod, "pass").status, 69, "no server listens");
+}
+
+/// The HTTP server of the interpreters' pod runs the scripts of a volume, which looks as that of a ConfigMap.
+fn serves_http(node: &Node) {
+    let values =
+        json!({"warm": {"http": {"enabled": true, "scripts": {"hostPath": {"path": "/var/lib/volume"}}}}});
+    let Some(mut all) = chart::render(&values) else { return };
+    let mut warm = all.remove("\"DaemonSet\" \"orrery-warm\"").unwrap();
+    // Pods have the node's network here, and its port may be in use.
+    let option = json!("--listen=0.0.0.0:8000");
+    let command =
+        warm.pointer_mut("/spec/template/spec/containers/1/command").unwrap().as_array_mut().unwrap();
+    *command.iter_mut().find(|word| **word == option).unwrap() = json!("--listen=127.0.0.1:0");
+    let volume = node.host("/var/lib/volume");
+    fs::create_dir_all(volume.join("..1")).unwrap();
+    // The directory is another container's: it has no name here, but files in it are found.
+    let script = "import os, helper\nprint(f'Content-Type: text/plain\\n\\n{helper.NAME} {os.getuid()} {open(\"helper.py\").read()}')\n";
+    for (name, text) in [("answer.py", script), ("helper.py", "NAME = 'helped'\n")] {
+        fs::write(volume.join("..1").join(name), text).unwrap();
+        std::os::unix::fs::symlink(format!("..data/{name}"), volume.join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("..1", volume.join("..data")).unwrap();
+    let pool = node.daemon(&warm);
+    let address = orrery_testing::until("it listens", || {
+        let logs = node.all_logs();
+        let (_, rest) = logs.split_once("listening on http://")?;
+        rest.split_whitespace().next()?.parse::<std::net::SocketAddr>().ok()
+    });
+    let get = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let probe = &warm["spec"]["template"]["spec"]["containers"][1]["readinessProbe"]["httpGet"]["path"];
+    eventually("it is ready", || get(probe.as_str().unwrap()).starts_with("HTTP/1.0 200 "));
+    let answer = get("/answer.py");
+    assert!(answer.ends_with("\r\n\r\nhelped 65532 NAME = 'helped'\n\n"), "{answer}\n{}", node.all_logs());
+    in_time(&node.end(&pool));
 }
 
 /// A probe of a store that does not answer fails.

@@ -78,8 +78,12 @@ fn plant_small(root: &Path) {
 fn plant_orrery(root: &Path) {
     plant_small(root);
     plant(root, Path::new(env!("CARGO_BIN_EXE_orrery")), "usr/bin/orrery");
-    plant(root, &built("orrery-warm-python"), "usr/libexec/orrery/orrery-warm-python");
-    for program in ["usr/bin/orrery", "usr/libexec/orrery/orrery-warm-python"] {
+    let helpers = ["orrery-warm-python", "orrery-warm-http"];
+    let place = |name: &str| format!("usr/libexec/orrery/{name}");
+    for name in helpers {
+        plant(root, &built(name), &place(name));
+    }
+    for program in [&place(helpers[0]), &place(helpers[1]), "usr/bin/orrery"] {
         succeed(Command::new("strip").arg("--strip-debug").arg(root.join(program)));
     }
     let runtime = orrery_testing::root().join("examples/oci/orrery-runc");

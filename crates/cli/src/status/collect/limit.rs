@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::status::model::Kind;
 
+/// How long an answer may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(1);
+
 /// What is asked, and where.
 pub(super) type Task = (Kind, PathBuf);
 /// How it is asked.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use orrery_sys::processes::{self, Facts};
 
+use super::address;
 use crate::status::model::{Item, Kind};
 
 /// What a process of Orrery's does.
@@ -43,6 +44,10 @@ pub(super) fn find() -> io::Result<Processes> {
         let Ok(command_line) = processes::command_line(facts.pid) else { continue };
         let Some(role) = role(&facts.name, &command_line) else { continue };
         let sockets = match role {
+            Role::Server(Kind::Http) => {
+                let addresses = processes::listening_addresses(facts.pid).ok();
+                addresses.map(|addresses| address::places(facts.pid, &addresses))
+            }
             Role::Server(_) => {
                 processes::listening_paths(facts.pid).ok().map(|paths| from_here(facts.pid, paths))
             }
@@ -71,7 +76,10 @@ fn from_here(pid: u32, paths: Vec<PathBuf>) -> Vec<PathBuf> {
 
 /// The names of processes of which the command line is read. That of another process may be long to wait for.
 fn may_be_ours(name: &str) -> bool {
-    matches!(name, "orrery" | "orrery-manager" | "orrery-vault" | "orc-server" | "orc-supervisor")
+    matches!(
+        name,
+        "orrery" | address::PROCESS | "orrery-manager" | "orrery-vault" | "orc-server" | "orc-supervisor"
+    )
 }
 
 /// Returns what a process does, by its name and arguments.
@@ -79,6 +87,7 @@ fn role(name: &str, command_line: &[String]) -> Option<Role> {
     let mut words = words(command_line);
     match name {
         "orrery-vault" => Some(Role::Vault),
+        address::PROCESS => Some(Role::Server(Kind::Http)),
         "orrery-manager" => (words.next() == Some("serve")).then_some(Role::Server(Kind::Manager)),
         "orc-server" | "orc-supervisor" => Some(Role::Server(Kind::Orc)),
         "orrery" => match (words.next()?, words.next()) {
@@ -213,6 +222,7 @@ mod tests {
         assert_eq!(of("orc-server", "/proc/self/exe orc part server"), Some(Role::Server(Kind::Orc)));
         assert_eq!(of("orrery-manager", "x serve --socket s"), Some(Role::Server(Kind::Manager)));
         assert_eq!(of("orrery-vault", "orrery-vault"), Some(Role::Vault));
+        assert_eq!(of("orrery-warm-htt", "orrery-warm-http --script x"), Some(Role::Server(Kind::Http)));
         for (name, line) in [
             ("orrery", "orrery"),
             ("orrery", "orrery warm run x.py"),

@@ -1,6 +1,6 @@
-//! Log messages of the long-running commands: level and format. `orrery` and `orrery-warm-http` have the same.
+//! Log messages of programs: the options for their level and format, which `orrery` and `orrery-warm-http` have alike.
 //!
-//! Libraries emit events of the crate `tracing`; this module writes them to standard error. Messages that belong to a
+//! Libraries emit events of the crate `tracing`; [`start`] has them written to standard error. Messages that belong to a
 //! command's result go to standard output or are errors, and are not logged.
 
 use std::io;
