@@ -28,6 +28,6 @@ fn trees_are_pushed_and_pulled_by_a_program_of_its_own() {
     {
         let output = orrery(words);
         let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && error.contains("Usage: orrery orc"), "{error}");
+        assert!(output.status.code() == Some(2) && error.contains("For more information, try"), "{error}");
     }
 }
