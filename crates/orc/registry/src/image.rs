@@ -109,11 +109,10 @@ impl Image {
                 found
             }
             Put::Node(kind) => {
-                if let Some(before) = before.filter(|_| kind == Kind::Directory) {
-                    if self.nodes[before].kind == Kind::Directory {
-                        self.nodes[before].attributes = attributes;
-                        return Ok(());
-                    }
+                let is_directory = |node: &usize| self.nodes[*node].kind == Kind::Directory;
+                if let Some(before) = before.filter(|node| kind == Kind::Directory && is_directory(node)) {
+                    self.nodes[before].attributes = attributes;
+                    return Ok(());
                 }
                 self.add(Node { kind, attributes, names: BTreeMap::new() })?
             }

@@ -25,7 +25,7 @@ pub enum Error {
     Changes(PathBuf),
     /// A description of a tree that cannot be made.
     #[error("cannot make the tree: {0}")]
-    Invalid(#[from] crate::tree::Invalid),
+    Invalid(#[from] Invalid),
     /// Another process makes the same tree.
     #[error("cannot lock {}: another process makes this tree; wait until it has ended", .0.display())]
     Busy(PathBuf),
@@ -53,6 +53,16 @@ pub enum Error {
         /// The kernel's answer.
         cause: io::Error,
     },
+}
+
+/// An entry that no tree can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the entry {path:?} {reason}")]
+pub struct Invalid {
+    /// The path of the entry.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: &'static str,
 }
 
 impl Error {

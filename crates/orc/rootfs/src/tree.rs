@@ -13,6 +13,7 @@ use orrery_orc_wire::ObjectId;
 use rustix::fs::{CWD, FileType, Mode};
 
 use crate::attributes::{Attributes, OVERLAY};
+pub use crate::error::Invalid;
 use crate::error::{Error, Result};
 
 /// The largest number of entries of a tree.
@@ -73,16 +74,6 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     entries: Vec<Entry>,
-}
-
-/// An entry that no tree can have.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the entry {path:?} {reason}")]
-pub struct Invalid {
-    /// The path of the entry.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub reason: &'static str,
 }
 
 impl Tree {

@@ -47,7 +47,7 @@ fn plant(machine: &Machine, name: &str) -> PathBuf {
 
 /// Bytes that differ from page to page.
 fn large(seed: u8) -> Vec<u8> {
-    (0..300_000_u32).map(|at| (at / 7) as u8 ^ (at >> 12) as u8 ^ seed).collect()
+    (0..300_000_u32).map(|at| (at / 7).to_le_bytes()[0] ^ (at >> 12).to_le_bytes()[0] ^ seed).collect()
 }
 
 fn arrives(options: &[&str]) {
