@@ -46,7 +46,7 @@ run: bootstrap-run ## build what it shows, then show all five systems at work, a
 
 # What is installed is built by who may build, and installed by who may install: `make build && sudo make install`.
 BUILD := $(TARGET)/dist
-INSTALLED := -p orrery-cli -p orrery-capi -p orrery-manager -p orrery-warm -p orrery-warm-http -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload -p orrery-signer
+INSTALLED := -p orrery-cli -p orrery-capi -p orrery-manager -p orrery-orc-registry -p orrery-warm -p orrery-warm-http -p orrery-orthros-guest -p orrery-orthros-load -p orrery-orthros-preload -p orrery-signer
 export PREFIX DESTDIR BINDIR LIBEXECDIR MODULEDIR LIBDIR INCLUDEDIR DATADIR MANDIR UNITDIR
 
 # What is looked for when a recipe is read has to be there before it is.

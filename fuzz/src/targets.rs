@@ -30,6 +30,8 @@ pub const TARGETS: &[Target] = &[
     Target::new("orc_reply", messages::orc_reply).with_seeds(messages::orc_replies),
     Target::new("orc_request", messages::orc_request),
     Target::new("policy", policies::document),
+    Target::new("registry_layer", files::registry_layer),
+    Target::new("registry_listing", messages::registry_listing),
     Target::new("rewriting", files::rewriting).up_to(64),
     Target::new("script_answer", messages::script_answer),
     Target::new("seccomp_profile", policies::seccomp_profile),

@@ -9,6 +9,7 @@ mod stat;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use orrery_orc_registry::command as registry;
 
 /// Have identical code and read-only data in memory once.
 #[derive(Args)]
@@ -25,6 +26,8 @@ enum Command {
     Run(run::Arguments),
     Oci(oci::Arguments),
     Rootfs(rootfs::Arguments),
+    Push(Box<registry::Push>),
+    Pull(Box<registry::Pull>),
     #[command(hide = true)]
     Part(serve::PartArguments),
 }
@@ -41,6 +44,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Run(arguments) => run::run(arguments),
         Command::Oci(arguments) => oci::run(arguments),
         Command::Rootfs(arguments) => rootfs::run(arguments),
+        // Checked here, done there.
+        Command::Push(_) | Command::Pull(_) => registry::execute(std::env::args_os().skip(1)),
         Command::Part(arguments) => serve::run_part(arguments),
     }
 }

@@ -114,6 +114,7 @@ impl Installed {
             "orrery-orthros-load",
             "orrery-warm-python",
             "orrery-warm-http",
+            "orrery-orc-registry",
         ] {
             // Panics with the command that builds it.
             let _ = orrery_testing::built(library);
@@ -278,7 +279,14 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "42\n", "{output:?} {said:?}");
 
     let man = installed.prefix.join("share/man/man1");
-    for page in ["orrery", "orrery-guard", "orrery-warm-serve", "orrery-warm-http", "orrery-orthros-up"] {
+    for page in [
+        "orrery",
+        "orrery-guard",
+        "orrery-warm-serve",
+        "orrery-warm-http",
+        "orrery-orc-pull",
+        "orrery-orthros-up",
+    ] {
         let text = fs::read_to_string(man.join(format!("{page}.1"))).unwrap();
         assert!(text.contains(".SH NAME") && text.contains(".SH DESCRIPTION"), "{page}");
     }
@@ -309,6 +317,8 @@ fn programs_find_their_helpers_and_have_manual_pages_and_completions() {
     let http = succeed(installed.program("orrery").args(["warm", "http", "--help"]));
     assert!(http.contains("--directory"), "{http}");
     assert!(installed.prefix.join("libexec/orrery/orrery-warm-http").is_file());
+    let registry = installed.prefix.join("libexec/orrery/orrery-orc-registry");
+    assert!(succeed(Command::new(registry).args(["pull", "--help"])).contains("--platform"));
 }
 
 #[test]

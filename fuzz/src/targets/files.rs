@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -226,5 +227,31 @@ pub(super) fn unit(input: &[u8]) {
     let Some(which) = name.to_str() else { return };
     if let Err(error) = orrery_orthros_host::read_unit(which, None::<&Path>) {
         assert!(!error.to_string().is_empty());
+    }
+}
+
+/// A layer of an image: its changes, as often as they are made, come to a tree whose names stay within it.
+pub(super) fn registry_layer(input: &[u8]) {
+    use orrery_orc_registry::{archive, image::Image};
+    let mut left = 1_u64 << 20;
+    let read = archive::read(input, |file| {
+        let length = std::io::copy(&mut file.take(left), &mut std::io::sink())?;
+        left -= length;
+        if left == 0 {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        Ok((orrery_orc_wire::ObjectId([7; 32]), length))
+    });
+    let Ok(changes) = read else { return };
+    let mut image = Image::default();
+    for _ in 0..2 {
+        if image.apply(changes.clone()).is_err() {
+            return;
+        }
+    }
+    let Ok(tree) = image.into_tree() else { return };
+    for entry in tree.entries() {
+        let is_name = |part| matches!(part, std::path::Component::Normal(_));
+        assert!(entry.path.components().all(is_name), "{:?}", entry.path);
     }
 }

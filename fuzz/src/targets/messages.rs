@@ -42,6 +42,18 @@ pub(super) fn orc_replies() -> Vec<Vec<u8>> {
     .collect()
 }
 
+/// What a registry sends as the listing of a tree: what was let through is written as something that is read as the same.
+pub(super) fn registry_listing(input: &[u8]) {
+    use orrery_orc_registry::listing::Listing;
+    let Ok(listing) = Listing::parse(input) else { return };
+    let encoded = listing.encode().unwrap_or_else(|error| panic!("cannot write what was read: {error}"));
+    assert!(Listing::parse(&encoded).is_ok_and(|again| again == listing));
+    for entry in listing.tree().entries() {
+        let is_name = |part| matches!(part, std::path::Component::Normal(_));
+        assert!(entry.path.components().all(is_name), "{:?}", entry.path);
+    }
+}
+
 /// What a host sends into a guest.
 pub(super) fn guest_request(input: &[u8]) {
     if let Some((message, decoded)) = again::<guest::Request>(input) {

@@ -16,9 +16,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_orc_auditor::container::{self, CODE_INSIDE, INSIDE};
 use orrery_orc_client::{Client, SOCKET};
-use orrery_orc_rootfs::Content;
+use orrery_orc_rootfs::{Content, Layout};
 
-use super::rootfs::{CONTENT, TreeLayout};
+use super::rootfs::CONTENT;
 use crate::oci_request::{self as request, Request, load, save};
 
 /// The directory of a trust domain for containers.
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         }
         Request::Delete(container) => {
             let layout = tree_of(&container, &arguments.content);
-            if let Some(layout) = layout.filter(|layout| layout.tree.exists()) {
+            if let Some(layout) = layout.filter(|layout| layout.tree().exists()) {
                 let status = Command::new(&arguments.runtime)
                     .args(&arguments.arguments)
                     .status()
@@ -125,11 +125,11 @@ fn share(bundle: &Path, directory: &Path) -> Result<()> {
 }
 
 /// Returns the paths of a container's tree.
-fn tree_of(container: &OsStr, content: &Path) -> Option<TreeLayout> {
+fn tree_of(container: &OsStr, content: &Path) -> Option<Layout> {
     let name = container
         .to_str()
         .filter(|name| !name.is_empty() && !name.starts_with('.') && !name.contains('/'))?;
-    Some(TreeLayout::new(&content.parent()?.join("trees"), name))
+    Some(Layout::new(&content.parent()?.join("trees"), name))
 }
 
 /// Makes a tree of the container's root file system, which it has in place of it.
@@ -143,8 +143,9 @@ fn share_root(bundle: &Path, container: &OsStr, content: &Path) -> Result<()> {
     let layout = tree_of(container, content).context("the container's name cannot be that of a tree")?;
     // One of this name that nobody deleted.
     layout.remove()?;
-    let shared = layout.mount(&Content::open(content)?, &root, is_writable).and_then(|_| {
-        container::set_root(&mut config, &layout.tree)?;
+    let mounted = layout.mount(&Content::open(content)?, &root, is_writable);
+    let shared = mounted.map_err(anyhow::Error::from).and_then(|_| {
+        container::set_root(&mut config, layout.tree())?;
         save(&path, &config)
     });
     if shared.is_err() {

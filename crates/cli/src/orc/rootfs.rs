@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orc_rootfs::overlay::{self, Upper};
-use orrery_orc_rootfs::{Content, Error, Summary, links, names};
+use orrery_orc_rootfs::{Content, Error, Layout, Summary, links};
 
 use super::size;
 
@@ -40,59 +39,6 @@ pub(super) struct Arguments {
     trees: Vec<PathBuf>,
 }
 
-/// The paths of one tree in the output directory.
-pub(super) struct TreeLayout {
-    pub(super) tree: PathBuf,
-    layers: PathBuf,
-}
-
-impl TreeLayout {
-    /// Returns the paths of the tree of this name.
-    pub(super) fn new(output: &Path, name: &str) -> Self {
-        Self { tree: output.join(name), layers: output.join(format!(".{name}.layers")) }
-    }
-
-    fn names(&self) -> PathBuf {
-        self.layers.join("names")
-    }
-
-    /// Makes the names of `tree`, and mounts it.
-    pub(super) fn mount(&self, content: &Content, tree: &Path, is_writable: bool) -> Result<Summary> {
-        fs::create_dir_all(&self.layers)
-            .with_context(|| format!("cannot create {}", self.layers.display()))?;
-        let summary = names::write(content, tree, &self.names())?;
-        self.mount_again(content, is_writable)?;
-        Ok(summary)
-    }
-
-    fn mount_again(&self, content: &Content, is_writable: bool) -> Result<()> {
-        let [upper, work] = ["upper", "work"].map(|name| self.layers.join(name));
-        let create = |path: &Path| {
-            fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
-        };
-        create(&self.tree)?;
-        let layer = Upper { upper: &upper, work: &work };
-        if is_writable {
-            create(&upper)?;
-            create(&work)?;
-            let mode = fs::metadata(self.names()).context("cannot find the names of the tree")?.permissions();
-            fs::set_permissions(&upper, mode).context("cannot set the mode of the upper layer")?;
-        }
-        Ok(overlay::mount(content, &self.names(), is_writable.then_some(layer), &self.tree)?)
-    }
-
-    /// Unmounts and removes everything but contents.
-    pub(super) fn remove(&self) -> Result<()> {
-        overlay::unmount(&self.tree)?;
-        if self.layers.exists() {
-            names::remove(&self.layers)?;
-            let _ = fs::remove_dir(&self.tree);
-            return Ok(());
-        }
-        Ok(links::remove(&self.tree)?)
-    }
-}
-
 /// Makes or removes the trees.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let absolute = |path: &Path| std::path::absolute(path).context("cannot find the working directory");
@@ -105,28 +51,26 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         if layouts.iter().any(|(_, other, _)| *other == name) {
             bail!("cannot make two trees with the name {name}: rename one");
         }
-        let layout = TreeLayout::new(&output, &name);
+        let layout = Layout::new(&output, &name);
         layouts.push((tree, name, layout));
     }
     if arguments.remove {
-        return layouts.iter().try_for_each(|(_, _, layout)| layout.remove());
+        return layouts.iter().try_for_each(|(_, _, layout)| Ok(layout.remove()?));
     }
     for (tree, name, layout) in &layouts {
-        let is_taken =
-            layout.tree.exists() && fs::read_dir(&layout.tree).is_ok_and(|mut all| all.next().is_some());
-        if is_taken {
-            bail!("cannot make {}: it is there; remove it with --remove {name}", layout.tree.display());
+        if layout.is_taken() {
+            bail!("cannot make {}: it is there; remove it with --remove {name}", layout.tree().display());
         }
-        if !layout.names().exists() && !tree.is_dir() {
+        if !layout.has_names() && !tree.is_dir() {
             bail!("cannot share {}: it is no directory", tree.display());
         }
     }
     let content = Content::open(&absolute(&arguments.content)?)?;
     fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
     for (tree, _, layout) in &layouts {
-        if layout.names().exists() {
+        if layout.has_names() {
             layout.mount_again(&content, arguments.writable)?;
-            println!("{}: mounted", layout.tree.display());
+            println!("{}: mounted", layout.tree().display());
             continue;
         }
         let summary = make(arguments, &content, tree, layout);
@@ -137,7 +81,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         let Summary { files, bytes, new_bytes } = summary?;
         println!(
             "{}: {files} files, {}, of which {} were there",
-            layout.tree.display(),
+            layout.tree().display(),
             size(bytes),
             size(bytes - new_bytes)
         );
@@ -145,18 +89,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn make(arguments: &Arguments, content: &Content, tree: &Path, layout: &TreeLayout) -> Result<Summary> {
+fn make(arguments: &Arguments, content: &Content, tree: &Path, layout: &Layout) -> Result<Summary> {
     if !arguments.links {
         match layout.mount(content, tree, arguments.writable) {
-            Err(error)
-                if !arguments.writable
-                    && matches!(error.downcast_ref(), Some(Error::NoDataOnlyLayers { .. })) =>
-            {
-                eprintln!("orrery orc rootfs: {error:#}: hard links are made instead");
+            Err(error @ Error::NoDataOnlyLayers { .. }) if !arguments.writable => {
+                eprintln!("orrery orc rootfs: {error}: hard links are made instead");
                 layout.remove()?;
             }
-            other => return other,
+            other => return Ok(other?),
         }
     }
-    Ok(links::write(content, tree, &layout.tree)?)
+    Ok(links::write(content, tree, layout.tree())?)
 }

@@ -20,6 +20,7 @@ mod noexec;
 mod odd;
 mod promises;
 mod publish;
+mod registry;
 mod relocated;
 mod rootfs;
 mod seeing;

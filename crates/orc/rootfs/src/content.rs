@@ -42,6 +42,10 @@ pub(crate) fn set_immutable(file: BorrowedFd<'_>, immutable: bool) -> rustix::io
 /// Removes a file that is immutable.
 pub(crate) fn remove_immutable(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let flags = rustix::fs::ioctl_getflags(&file)?;
+    if !flags.contains(IFlags::IMMUTABLE) {
+        return fs::remove_file(path);
+    }
     set_immutable(file.as_fd(), false)?;
     let removed = fs::remove_file(path);
     // It may have other names.
@@ -140,7 +144,11 @@ impl Content {
         placed.map_err(failed)
     }
 
-    /// Returns whether a content is there, whole.
+    /// Returns whether a content of this length is there, whole.
+    pub fn contains(&self, id: ObjectId, length: u64) -> bool {
+        self.has(&self.directory.join(Self::relative(id)), length)
+    }
+
     fn has(&self, path: &Path, length: u64) -> bool {
         let found = fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.size() == length);
         let flags = |file: File| rustix::fs::ioctl_getflags(&file).ok();

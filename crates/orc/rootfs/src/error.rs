@@ -23,6 +23,20 @@ pub enum Error {
     /// A file of the tree changed while it was read.
     #[error("cannot share {}: it changes; stop what writes to it", .0.display())]
     Changes(PathBuf),
+    /// A description of a tree that cannot be made.
+    #[error("cannot make the tree: {0}")]
+    Invalid(#[from] Invalid),
+    /// Another process makes the same tree.
+    #[error("cannot lock {}: another process makes this tree; wait until it has ended", .0.display())]
+    Busy(PathBuf),
+    /// A content that a tree names is not there.
+    #[error("cannot make {}: its content {id} is not there; pull the tree again", path.display())]
+    NoContent {
+        /// The path of the file.
+        path: PathBuf,
+        /// The name of the content.
+        id: orrery_orc_wire::ObjectId,
+    },
     /// The kernel or the file system has no data-only layers.
     #[error("cannot mount an overlay with a data-only layer at {}: {cause}; use hard links", path.display())]
     NoDataOnlyLayers {
@@ -39,6 +53,16 @@ pub enum Error {
         /// The kernel's answer.
         cause: io::Error,
     },
+}
+
+/// An entry that no tree can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the entry {path:?} {reason}")]
+pub struct Invalid {
+    /// The path of the entry.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: &'static str,
 }
 
 impl Error {

@@ -13,18 +13,26 @@
 //! On kernels without data-only layers (before Linux 6.5) a tree consists of [hard links](links) instead: of immutable files, one for
 //! each content with the same owner, mode and time.
 //!
-//! What is done: [`Content`] adds the bytes of a file, [`names::write`] makes the names of a tree, [`overlay::mount`] shows it.
+//! What is done: [`Content`] adds the bytes of a file, [`names::write`] makes the names of a tree, [`overlay::mount`] shows it. What comes
+//! from another machine is a description ([`Tree`]), whose contents arrive one by one ([`Incoming`]); a [`Layout`] is where all of it lies.
 
 mod attributes;
 pub mod content;
 mod error;
+mod incoming;
+mod layout;
 pub mod links;
 pub mod names;
 pub mod overlay;
+pub mod tree;
 mod walk;
 
+pub use attributes::Attributes;
 pub use content::Content;
 pub use error::{Error, Result};
+pub use incoming::Incoming;
+pub use layout::{Layout, Options};
+pub use tree::Tree;
 
 /// What became of the files of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,11 +17,18 @@ pub struct Upper<'a> {
     pub work: &'a Path,
 }
 
-/// Mounts a tree at the directory `at`: read-only without an upper layer.
+/// Mounts a tree at the directory `at`: read-only without an upper layer, and without effect of set-user-ID, file capabilities and
+/// devices unless it is `trusted`.
 ///
 /// # Errors
 /// [`Error::NoDataOnlyLayers`] if the kernel cannot, or a path has characters that mount options cannot have.
-pub fn mount(content: &Content, names: &Path, upper: Option<Upper<'_>>, at: &Path) -> Result<()> {
+pub fn mount(
+    content: &Content,
+    names: &Path,
+    upper: Option<Upper<'_>>,
+    trusted: bool,
+    at: &Path,
+) -> Result<()> {
     let failed = |cause| Error::NoDataOnlyLayers { path: at.to_owned(), cause };
     let mut options = b"metacopy=on,redirect_dir=on,lowerdir=".to_vec();
     let mut add = |before: &str, path: &Path| {
@@ -38,6 +45,7 @@ pub fn mount(content: &Content, names: &Path, upper: Option<Upper<'_>>, at: &Pat
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
     }
     let flags = if upper.is_none() { libc::MS_RDONLY } else { 0 };
+    let flags = flags | if trusted { 0 } else { libc::MS_NOSUID | libc::MS_NODEV };
     let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::other);
     let (at, options) = (text(at.as_os_str().as_bytes()).map_err(failed)?, text(&options).map_err(failed)?);
     let kind = c"overlay".as_ptr();
