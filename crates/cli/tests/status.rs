@@ -210,7 +210,7 @@ fn an_http_server_is_shown_with_its_requests_and_its_warm_server() {
     // Named by any path of its report.
     let named = format!("http={address}/up");
     scene.status(&["--kind", "http", "--socket", &named, "--check"]);
-    // A warm server that is stopped is told from one that is not there.
+    // A warm server that is stopped is distinguished from one that is not there.
     signal(warm.id(), libc::SIGSTOP);
     let item = until("it does not reply", || {
         let item = shown(&scene.status(&["--kind", "http"]))?;

@@ -295,7 +295,7 @@ impl Client {
         }
         let begin = self.uri(&begin)?;
         retried(|| {
-            // An upload that broke is begun again: nobody else knows of it.
+            // An upload that broke is begun again: no other client knows of it.
             let response = expect(self.call(&Call::method("POST"), &begin)?, &[201, 202])?;
             if response.status() == 201 {
                 return Ok(Attempt::Done(Pushed::Mounted));

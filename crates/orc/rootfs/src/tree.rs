@@ -1,4 +1,4 @@
-//! A description of a tree: all its names with what they stand for, but no bytes of files. Other machines, whose lists nobody can trust,
+//! A description of a tree: all its names with what they stand for, but no bytes of files. Other machines, whose lists are not trusted,
 //! send such descriptions, so that a [`Tree`] is checked when it is made: what is written from it stays within its directory, has no
 //! name twice and no attributes that mean something to overlays.
 
@@ -160,7 +160,7 @@ impl Tree {
         Ok(Self::new(entries)?)
     }
 
-    /// Makes the tree in `to`, which must not exist and which nobody else may write to: `file` makes each regular file with bytes, and
+    /// Makes the tree in `to`, which must not exist and which no other user may write to: `file` makes each regular file with bytes, and
     /// `link` a further name of a file, of which it gets the two paths and the entry of the file.
     pub(crate) fn write(
         &self,
@@ -228,7 +228,7 @@ fn find(directory: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
             let path = next.join(entry.map_err(Error::file("list", &full))?.file_name());
             let full = directory.join(&path);
             let metadata = fs::symlink_metadata(&full).map_err(Error::file("look at", &full))?;
-            // What is mounted there is no part of the tree, and nobody listens at a socket.
+            // What is mounted there is no part of the tree, and a socket without its server is nothing.
             if metadata.is_dir() && metadata.dev() == device {
                 waiting.push(path.clone());
             }

@@ -228,7 +228,7 @@ static void promises(void) {
     send_later(20);
     SAY("local", recv(pair[0], bytes, sizeof bytes, 0));
     wait(NULL);
-    // An error that comes later: nobody is at the port.
+    // An error that comes later: the port is closed.
     struct sockaddr_in own, other;
     int refused = udp(&own), closed = udp(&other);
     close(closed);

@@ -356,7 +356,7 @@ impl Served {
         }
     }
 
-    /// Returns whether its clock is to be read in this tick, on a machine with so many CPUs; `asked` is whether somebody wants to know it.
+    /// Returns whether its clock is to be read in this tick, on a machine with so many CPUs; `asked` is whether its use is read.
     /// Of a tracee that is below its target, it decides something once that may have been reached since it was read.
     fn is_due(&self, now: u64, asked: bool, cpus: u64) -> bool {
         let most = self.used.saturating_add(now.saturating_sub(self.read).saturating_mul(cpus));

@@ -113,7 +113,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and whoever made an instance in it has promised that nothing uses it any more.
+        // SAFETY: the mapping is this value's, and the caller that made an instance in it has promised that nothing uses it any more.
         let _ = unsafe { munmap(with_exposed_provenance_mut(self.start), self.len) };
     }
 }

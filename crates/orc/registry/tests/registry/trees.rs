@@ -114,7 +114,7 @@ fn programs_of_a_registry_give_no_privileges() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let is_mounted = |line: &&str| line.contains(machine.tree("plain").to_str().unwrap());
     assert!(mounts.lines().find(is_mounted).unwrap().contains("nosuid"));
-    // The devices among the names are for nobody.
+    // The devices among the names have no effect.
     let layers = fs::metadata(machine.path("out/.plain.layers")).unwrap();
     assert_eq!(layers.permissions().mode() & 0o777, 0o700);
     let error = failed(&machine.pull(&reference, "linked", &["--links"]));

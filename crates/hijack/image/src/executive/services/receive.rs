@@ -107,7 +107,7 @@ fn poll(asked: &ServiceCall<'_>, flags: usize, policy: RealtimePolicy) -> Next {
         if result != -EAGAIN {
             return Next::Return(result);
         }
-        // Who is at the second look may have waited for a turn of others, as in a call that blocks.
+        // At the second look, others may have had a turn, as in a call that blocks.
         match look {
             0 if !blocks(socket) => return Next::Return(result),
             0 => continue,

@@ -149,7 +149,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 const SIGNAL_BITS: u32 = 7;
 
 fn note(signal: i32, stack: u64) {
-    LAST.store(stack << SIGNAL_BITS | signal.cast_unsigned() as u64 & ((1 << SIGNAL_BITS) - 1), Relaxed);
+    LAST.store(stack << SIGNAL_BITS | u64::from(signal.cast_unsigned()) & ((1 << SIGNAL_BITS) - 1), Relaxed);
 }
 
 /// A view of whether a handler has interrupted the executive in this thread since [`Interruption::watch`].
