@@ -14,8 +14,8 @@ use crate::watch::Reply;
 /// # Errors
 /// What is wrong with it.
 pub(crate) fn patience(query: Option<&str>) -> Result<Duration, String> {
-    let values = query.unwrap_or_default().split('&').filter_map(|word| word.strip_prefix("wait="));
-    values.last().map_or(Ok(PATIENCE), |text| Ok(orrery_policy::values::duration(text)?.min(PATIENCE)))
+    let mut values = query.unwrap_or_default().split('&').filter_map(|word| word.strip_prefix("wait="));
+    values.next_back().map_or(Ok(PATIENCE), |text| Ok(orrery_policy::values::duration(text)?.min(PATIENCE)))
 }
 
 /// Answers with 200 if a script that came now would be run, else with 503; and what is known as JSON. The warm server has `patience`

@@ -1,6 +1,8 @@
 //! What clients of `orrery warm http` get, end to end: a warm server with CPython, the HTTP server before it, and requests as they
 //! are on the wire.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
 mod common;
 
 use std::fs;

@@ -48,7 +48,7 @@ mod words;
 pub use error::{Error, Result};
 pub use instance::{Attached, Entered, Instance};
 pub use library::{Library, Options};
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub use mapped::fuzzing;
 pub use mapped::{MappedInstance, MappedLibrary, MappedOptions};
