@@ -64,6 +64,17 @@ pub fn errno(name: &str) -> Result<i32, String> {
     })
 }
 
+/// Returns a size in the largest unit that keeps two digits.
+#[must_use]
+pub fn shown_size(bytes: u64) -> String {
+    match bytes {
+        0..0x400 => format!("{bytes} B"),
+        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x2_8000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

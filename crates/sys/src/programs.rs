@@ -1,8 +1,11 @@
 //! Where Orrery's own helper programs are: those that users do not run by themselves.
 
 use std::env;
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The environment variable that names the directory of the helper programs.
 pub const LIBEXEC_VARIABLE: &str = "ORRERY_LIBEXEC";
@@ -15,6 +18,27 @@ pub const LIBEXEC_VARIABLE: &str = "ORRERY_LIBEXEC";
 /// `NotFound` with the directories that were searched.
 pub fn find_helper(name: &str) -> io::Result<PathBuf> {
     find_in(&directories(env::var_os(LIBEXEC_VARIABLE).map(PathBuf::from), env::current_exe().ok()), name)
+}
+
+/// Executes a helper program with these arguments in place of this process; returns only where that fails, with the reason.
+pub fn execute_helper(name: &str, arguments: impl IntoIterator<Item = OsString>) -> io::Error {
+    let program = match find_helper(name) {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    let error = Command::new(&program).args(arguments).exec();
+    io::Error::new(error.kind(), format!("cannot execute {}: {error}", program.display()))
+}
+
+/// Returns the words of a command line without the names of the commands, each left out once and in this order, which a helper
+/// program for the last of them does not have. The values of what may stand before a name, options of the log, are other words.
+#[must_use]
+pub fn without_commands(words: impl IntoIterator<Item = OsString>, commands: &[&str]) -> Vec<OsString> {
+    let mut commands = commands.iter().peekable();
+    words
+        .into_iter()
+        .filter(|word| commands.next_if(|command| word.as_os_str() == **command).is_none())
+        .collect()
 }
 
 fn directories(libexec: Option<PathBuf>, executable: Option<PathBuf>) -> Vec<PathBuf> {
@@ -47,6 +71,26 @@ fn find_in(directories: &[PathBuf], name: &str) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_names_of_commands_are_left_out_once() {
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let given = words("--log-level debug warm --log-format json http --script warm --env http");
+        assert_eq!(
+            without_commands(given, &["warm", "http"]),
+            words("--log-level debug --log-format json --script warm --env http")
+        );
+        let given = words("--log-level debug orc pull orc orc");
+        assert_eq!(without_commands(given, &["orc"]), words("--log-level debug pull orc orc"));
+    }
+
+    #[test]
+    fn a_helper_that_is_not_there_is_an_error() {
+        let error = execute_helper("orrery-no-such-helper", []);
+        assert!(
+            error.kind() == io::ErrorKind::NotFound && error.to_string().contains("orrery-no-such-helper")
+        );
+    }
 
     #[test]
     fn helpers_are_found_where_a_build_or_an_installation_has_them() {

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::{ArgGroup, Args};
 use orrery_policy::values::{duration, size};
+use orrery_sys::programs::{execute_helper, without_commands};
 
 use crate::report::PATH;
 
@@ -105,33 +106,13 @@ fn head_size(text: &str) -> Result<usize, String> {
 /// # Errors
 /// Where it is not found or cannot be executed.
 pub fn execute(words: impl IntoIterator<Item = OsString>) -> Result<()> {
-    use std::os::unix::process::CommandExt as _;
-    let program = orrery_sys::programs::find_helper(PROGRAM)?;
-    let error = std::process::Command::new(&program).args(without_commands(words)).exec();
-    Err(error).with_context(|| format!("cannot execute {}", program.display()))
-}
-
-/// The words without the names of the two commands. What may stand before them, options of the log, has other values.
-fn without_commands(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut commands = ["warm", "http"].into_iter().peekable();
-    words
-        .into_iter()
-        .filter(|word| commands.next_if(|command| word.as_os_str() == *command).is_none())
-        .collect()
+    let words = without_commands(words, &["warm", "http"]);
+    Err(execute_helper(PROGRAM, words).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_names_of_the_commands_are_left_out_once() {
-        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-        assert_eq!(
-            without_commands(words("--log-level debug warm --log-format json http --script warm --env http")),
-            words("--log-level debug --log-format json --script warm --env http")
-        );
-    }
 
     #[test]
     fn values_that_make_no_sense_are_refused() {

@@ -1,5 +1,7 @@
 //! How values are written for people, in the table and in `orrery top`.
 
+use orrery_policy::values::shown_size;
+
 use super::model::{Figure, Item, Kind, Number};
 
 /// Returns text that others chose, without the control characters that a terminal would obey.
@@ -9,16 +11,6 @@ pub(crate) fn printable(text: &str) -> String {
         if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
     }
     shown
-}
-
-/// Returns a size in the largest unit that keeps two digits.
-pub(crate) fn size(bytes: u64) -> String {
-    match bytes {
-        0..0x400 => format!("{bytes} B"),
-        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x2_8000_0000 => format!("{} MiB", bytes >> 20),
-        _ => format!("{} GiB", bytes >> 30),
-    }
 }
 
 /// Returns a duration in its two largest units.
@@ -37,7 +29,7 @@ pub(crate) fn age(seconds: f64) -> String {
 pub(crate) fn value(figure: &Figure) -> String {
     let unit = figure.name.strip_suffix("_total").unwrap_or(figure.name);
     match figure.value {
-        Number::Count(bytes) if unit.ends_with("_bytes") => size(bytes),
+        Number::Count(bytes) if unit.ends_with("_bytes") => shown_size(bytes),
         Number::Count(count) => count.to_string(),
         Number::Real(value) if unit.ends_with("_ratio") => format!("{:.1}%", value * 100.0),
         Number::Real(value) if unit.ends_with("_seconds") => match value {

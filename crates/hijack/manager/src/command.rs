@@ -278,10 +278,7 @@ pub fn run(arguments: Arguments, serve: impl FnOnce(Settings) -> Result<()>) -> 
 /// # Errors
 /// Where it is not found or cannot be executed.
 pub fn execute_server(arguments: impl IntoIterator<Item = OsString>) -> Result<()> {
-    use std::os::unix::process::CommandExt as _;
-    let program = orrery_sys::programs::find_helper("orrery-manager")?;
-    let error = std::process::Command::new(&program).args(arguments).exec();
-    Err(error).with_context(|| format!("cannot execute {}", program.display()))
+    Err(orrery_sys::programs::execute_helper("orrery-manager", arguments).into())
 }
 
 fn settings(arguments: ServeArguments) -> Result<Settings> {

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
 use orrery_policy::values::{duration, size};
+use orrery_sys::programs::{execute_helper, without_commands};
 
 use crate::manifest::Platform;
 use crate::reference::{Reference, is_repository};
@@ -122,33 +123,13 @@ fn platform(text: &str) -> Result<Platform, String> {
 /// # Errors
 /// Where it is not found or cannot be executed.
 pub fn execute(words: impl IntoIterator<Item = OsString>) -> Result<()> {
-    use std::os::unix::process::CommandExt as _;
-    let program = orrery_sys::programs::find_helper(PROGRAM)?;
-    let error = std::process::Command::new(&program).args(without_command(words)).exec();
-    Err(error).with_context(|| format!("cannot execute {}", program.display()))
-}
-
-/// The words without the name of the first command. What may stand before it, options of the log, has other values.
-fn without_command(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut commands = std::iter::once("orc").peekable();
-    words
-        .into_iter()
-        .filter(|word| commands.next_if(|command| word.as_os_str() == *command).is_none())
-        .collect()
+    let words = without_commands(words, &["orc"]);
+    Err(execute_helper(PROGRAM, words).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_name_of_the_command_is_left_out_once() {
-        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-        assert_eq!(
-            without_command(words("--log-level debug orc pull orc orc")),
-            words("--log-level debug pull orc orc")
-        );
-    }
 
     #[test]
     fn values_that_make_no_sense_are_refused() {

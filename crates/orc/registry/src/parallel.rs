@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use orrery_policy::values::shown_size;
 
 /// How far work is.
 pub(crate) struct Progress {
@@ -35,8 +36,13 @@ impl Progress {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         if shown.is_none_or(|shown| shown.elapsed() >= Duration::from_millis(200)) {
             *shown = Some(Instant::now());
-            let _ =
-                write!(std::io::stderr(), "\r\x1b[K{}: {done} of {}, {}", self.what, self.total, size(bytes));
+            let _ = write!(
+                std::io::stderr(),
+                "\r\x1b[K{}: {done} of {}, {}",
+                self.what,
+                self.total,
+                shown_size(bytes)
+            );
         }
     }
 
@@ -76,15 +82,5 @@ pub(crate) fn each<T: Sync>(threads: u8, items: &[T], work: impl Fn(&T) -> Resul
     match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => Ok(()),
-    }
-}
-
-/// Formats a number of bytes with a unit.
-pub(crate) fn size(bytes: u64) -> String {
-    match bytes {
-        0..0x400 => format!("{bytes} B"),
-        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x2_8000_0000 => format!("{} MiB", bytes >> 20),
-        _ => format!("{} GiB", bytes >> 30),
     }
 }

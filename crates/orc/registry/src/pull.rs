@@ -16,11 +16,12 @@ use orrery_orc_registry::manifest::{Descriptor, Document, LISTING, MAX_MANIFEST,
 use orrery_orc_registry::{archive, record};
 use orrery_orc_rootfs::tree::{Kind, Tree};
 use orrery_orc_rootfs::{Content as Store, Layout, Options};
+use orrery_policy::values::shown_size;
 use serde_json::json;
 
 use crate::client::Client;
 use crate::interrupt;
-use crate::parallel::{Progress, each, size};
+use crate::parallel::{Progress, each};
 
 /// What was fetched, and what was there.
 #[derive(Clone, Copy, Default)]
@@ -70,8 +71,8 @@ pub(crate) fn run(arguments: &Pull, is_verbose: bool) -> Result<()> {
         println!(
             "{}: {files} files, {}, for which {} in {} blobs were fetched",
             path.display(),
-            size(bytes),
-            size(fetched.bytes),
+            shown_size(bytes),
+            shown_size(fetched.bytes),
             fetched.blobs
         );
     }
@@ -179,7 +180,7 @@ fn pull_tree(
     drop(bytes);
     let total: u64 = listing.contents().iter().map(|content| content.size).sum();
     if total > arguments.limit {
-        bail!("its files have {}, more than --limit {}", size(total), size(arguments.limit));
+        bail!("its files have {}, more than --limit {}", shown_size(total), shown_size(arguments.limit));
     }
     let missing: Vec<&Content> =
         listing.contents().iter().filter(|content| !store.contains(content.id, content.size)).collect();
@@ -226,7 +227,7 @@ fn check_room(store: &Store, bytes: u64) -> Result<()> {
         .with_context(|| format!("cannot find the room in {}", store.directory().display()))?;
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     if bytes > free {
-        bail!("it needs {}, and {} has {}", size(bytes), store.directory().display(), size(free));
+        bail!("it needs {}, and {} has {}", shown_size(bytes), store.directory().display(), shown_size(free));
     }
     Ok(())
 }
@@ -261,7 +262,7 @@ fn pull_image(
     }
     let total = manifest.layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
     if total > arguments.limit {
-        bail!("its layers have {}, more than --limit {}", size(total), size(arguments.limit));
+        bail!("its layers have {}, more than --limit {}", shown_size(total), shown_size(arguments.limit));
     }
     // Some images have a layer, such as an empty one, twice.
     let mut seen = HashSet::new();

@@ -16,11 +16,12 @@ use orrery_orc_registry::manifest::{
 };
 use orrery_orc_rootfs::{Error, Tree};
 use orrery_orc_wire::ObjectId;
+use orrery_policy::values::shown_size;
 use serde_json::json;
 
 use crate::checked::{digest_of, names_of};
 use crate::client::{Client, Pushed, Source};
-use crate::parallel::{Progress, each, size};
+use crate::parallel::{Progress, each};
 
 /// The bytes of an empty configuration.
 const NOTHING: &[u8] = b"{}";
@@ -84,8 +85,8 @@ pub(crate) fn run(arguments: &Push, is_verbose: bool) -> Result<()> {
             "{name}:{tag}@{}: {} contents, {}, of which {sent} with {} were sent",
             plan.digest,
             listing.contents().len(),
-            size(total),
-            size(sent_bytes)
+            shown_size(total),
+            shown_size(sent_bytes)
         );
     }
     Ok(())
