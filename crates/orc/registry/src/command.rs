@@ -44,8 +44,11 @@ pub struct Push {
     /// The tree
     #[arg(value_name = "TREE")]
     pub tree: PathBuf,
-    /// Where it is pushed to: HOST[:PORT]/REPOSITORY[:TAG], with the tag latest if none is named
-    #[arg(value_name = "REFERENCE")]
+    /// Where it is pushed to: a host, a repository, and a tag or digest.
+    #[arg(
+        help = "Where it is pushed to: HOST[:PORT]/REPOSITORY[:TAG], with the tag latest if none is named",
+        value_name = "REFERENCE"
+    )]
     pub reference: Reference,
     /// Have the registry take contents from this repository of its own, where it has them there
     #[arg(long, value_name = "REPOSITORY", value_parser = repository)]
@@ -61,8 +64,11 @@ pub struct Push {
 /// fetched, and the tree is its root file system. It is there whole or not at all; what was fetched stays, and is not fetched again.
 #[derive(Args, Clone, Debug)]
 pub struct Pull {
-    /// What is pulled: HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST], with the tag latest if none is named
-    #[arg(value_name = "REFERENCE")]
+    /// What is pulled: a host, a repository, and a tag or digest.
+    #[arg(
+        help = "What is pulled: HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST], with the tag latest if none is named",
+        value_name = "REFERENCE"
+    )]
     pub reference: Reference,
     /// The tree that is made
     #[arg(value_name = "TREE")]
