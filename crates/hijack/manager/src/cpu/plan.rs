@@ -34,15 +34,39 @@ pub(crate) fn first(needs: impl Iterator<Item = Need>) -> Option<usize> {
     below.min_by_key(|(_, need)| (Reverse(need.order), need.deadline)).map(|(index, _)| index)
 }
 
-/// Returns the level of a tracee with this need.
+/// Who is before whom of those below their targets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It is the only one.
+    Alone,
+    /// It comes first of several.
+    First,
+    /// Another one comes first.
+    Later,
+}
+
+/// Returns the level of a tracee with this need, which has the level `now`. A level that is as good stays: to change one interrupts the
+/// CPU on which the tracee runs.
 #[must_use]
-pub(crate) fn level(need: Need, is_first: bool) -> Level {
-    match need.below {
-        None => Level::Free,
-        Some(true) if is_first => Level::First,
-        Some(true) => Level::Below,
-        Some(false) => Level::Above,
+pub(crate) fn level(need: Need, place: Place, now: Level) -> Level {
+    match (need.below, place) {
+        (None, _) => Level::Free,
+        (Some(false), _) => Level::Above,
+        (Some(true), Place::Alone) if now == Level::First => Level::First,
+        (Some(true), Place::First) => Level::First,
+        (Some(true), Place::Alone | Place::Later) => Level::Below,
     }
+}
+
+/// Returns the places of all: see [`first`].
+pub(crate) fn places(needs: &[Need]) -> impl Iterator<Item = Place> {
+    let first = first(needs.iter().copied());
+    let alone = needs.iter().filter(|need| need.below == Some(true)).count() == 1;
+    (0..needs.len()).map(move |index| match Some(index) == first {
+        true if alone => Place::Alone,
+        true => Place::First,
+        false => Place::Later,
+    })
 }
 
 #[cfg(test)]
@@ -51,8 +75,21 @@ mod tests {
     use proptest::prelude::*;
 
     fn plan(needs: &[Need]) -> Vec<Level> {
-        let first = first(needs.iter().copied());
-        needs.iter().enumerate().map(|(index, need)| level(*need, Some(index) == first)).collect()
+        let places = places(needs);
+        needs.iter().zip(places).map(|(need, place)| level(*need, place, Level::Above)).collect()
+    }
+
+    #[test]
+    fn who_is_below_its_target_alone_keeps_its_level() {
+        let need = |below| Need { below: Some(below), deadline: 5, order: 0 };
+        for now in [Level::First, Level::Below] {
+            assert_eq!(level(need(true), Place::Alone, now), now);
+            assert_eq!(level(need(true), Place::Later, now), Level::Below);
+            assert_eq!(level(need(true), Place::First, now), Level::First);
+            assert_eq!(level(need(false), Place::Later, now), Level::Above);
+        }
+        assert_eq!(level(need(true), Place::Alone, Level::Above), Level::Below);
+        assert_eq!(plan(&[need(false), need(true)]), [Level::Above, Level::Below]);
     }
 
     #[test]
@@ -94,8 +131,12 @@ mod tests {
                     deadline: account.deadline(),
                     order: 0,
                 }).collect();
-                if let Some(first) = plan(&needs).iter().position(|level| *level == Level::First) {
-                    all[first].1 += TICK;
+                // The highest level runs, and there is one in it.
+                let levels = plan(&needs);
+                let highest = [Level::First, Level::Below].into_iter().find(|level| levels.contains(level));
+                if let Some(running) = highest.and_then(|highest| levels.iter().position(|level| *level == highest)) {
+                    prop_assert_eq!(levels.iter().filter(|level| Some(**level) == highest).count(), 1);
+                    all[running].1 += TICK;
                 }
                 for (account, used) in &mut all {
                     account.advance(tick * TICK, *used, || None);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::account::{Account, Reservation};
 use super::admission::Masks;
 use super::mechanism::{Group, Mechanism, PREFIX, dissolve};
-use super::plan::{Level, Need, first, level};
+use super::plan::{Level, Need, level, places};
 use super::starts::Starts;
 use super::tree::Tree;
 use crate::attributes::{Change, Table, Topic, TraceeId};
@@ -304,11 +304,11 @@ impl CpuService {
 
     /// Sets each tracee's level.
     fn decide(&mut self) {
-        let first = first(self.served.values().map(Served::need));
-        // Who leaves the highest level leaves it before somebody else comes to it.
+        let needs: Vec<Need> = self.served.values().map(Served::need).collect();
+        // One that leaves the highest level leaves it before another one comes to it.
         for raise in [false, true] {
-            for (index, served) in self.served.values_mut().enumerate() {
-                let level = level(served.need(), Some(index) == first);
+            for ((served, need), place) in self.served.values_mut().zip(&needs).zip(places(&needs)) {
+                let level = level(*need, place, served.level);
                 if raise == matches!(level, Level::First | Level::Below) {
                     served.set(level, false);
                 }
