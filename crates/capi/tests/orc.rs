@@ -110,3 +110,55 @@ fn a_program_shares(source: &str) {
         }
     }
 }
+
+/// The example in Go: two equal files are one object, and an error names its cause.
+#[test]
+fn a_go_program_shares() {
+    let libraries = beside_this_test();
+    let orrery = libraries.parent().unwrap().join("orrery");
+    if !orrery.exists() || !orrery_testing::is_there("go") {
+        orrery_testing::skipped!("{} was not built, or there is no go", orrery.display());
+        return;
+    }
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    // As `make install` writes it.
+    let description = format!(
+        "Name: orrery\nDescription: Orrery\nVersion: 0\nCflags: -I{}\nLibs: -L{1} -Wl,-rpath,{1} -lorrery\n",
+        package.join("../../include").canonicalize().unwrap().display(),
+        libraries.display(),
+    );
+    std::fs::write(folder.path().join("orrery.pc"), description).unwrap();
+    let binary = folder.path().join("words");
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&binary).arg(".").current_dir(package.join("../../examples/go"));
+    // Nothing is downloaded: the example has no dependencies.
+    build.env("PKG_CONFIG_PATH", folder.path()).env("GOFLAGS", "-mod=mod").env("GOPROXY", "off");
+    build.env("GOCACHE", folder.path().join("cache")).env("GOTOOLCHAIN", "local");
+    let built = build.output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let lines = [("one", 100_000), ("two", 100_000), ("three", 100_001)];
+    let files = lines.map(|(name, lines)| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, "a line\n".repeat(lines)).unwrap();
+        file
+    });
+    let directory = folder.path().join("store");
+    let run = |file: &Path| {
+        let mut words = Command::new("timeout");
+        words.arg("60").arg(&binary).arg(file).env("ORRERY_ORC", &directory).output().unwrap()
+    };
+    let refused = run(&files[0]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && message.starts_with("words: cannot share "), "{message}");
+    let _store = Store::start(&orrery, &directory);
+    let printed = files.each_ref().map(|file| {
+        let output = run(file);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    });
+    let (counted, name) = printed[0].trim().rsplit_once(' ').unwrap();
+    assert_eq!((counted, name.len()), ("100000 lines, object", 64));
+    assert_eq!(printed[1], printed[0]);
+    assert!(printed[2].starts_with("100001 lines, object ") && !printed[2].contains(name));
+}

@@ -1,0 +1,3 @@
+module orrery.example/words
+
+go 1.19
