@@ -86,6 +86,9 @@ fn descriptors(text: &str) -> Vec<String> {
     shown
 }
 
+/// What PIDs stand behind, however small they are: the kernel begins again after the largest.
+const PIDS_FOLLOW: [&str; 4] = ["pid:", "ROUTE:", "SOCK_DIAG:", "orrery test "];
+
 /// Replaces numbers that differ from run to run, and the peers of Unix sockets, which only strace shows.
 fn numbered(text: &str, known: &mut HashMap<String, usize>) -> String {
     let mut result = String::new();
@@ -99,7 +102,8 @@ fn numbered(text: &str, known: &mut HashMap<String, usize>) -> String {
             result.push_str(rest[..start].trim_end_matches("->"));
         } else {
             result.push_str(&rest[..start]);
-            if number.len() < 4 {
+            let is_pid = PIDS_FOLLOW.iter().any(|before| rest[..start].ends_with(before));
+            if number.len() < 4 && !is_pid {
                 result.push_str(number);
             } else {
                 let next = known.len();
