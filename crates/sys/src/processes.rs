@@ -178,7 +178,10 @@ fn listening_address(line: &str) -> Option<(u64, SocketAddr)> {
     if *fields.get(3)? != TCP_LISTEN {
         return None;
     }
-    // 32-bit words in the machine's order of bytes, which are in the network's.
+    // 32-bit words of eight digits in the machine's order of bytes, which are in the network's.
+    if !address.len().is_multiple_of(8) {
+        return None;
+    }
     let mut bytes = Vec::new();
     for word in address.as_bytes().chunks(8) {
         let word = u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok()?;

@@ -173,16 +173,25 @@ fn who_is_below_the_target_is_at_real_time_priority() {
     let joined = manager.join(&program, "40ms", "400ms").unwrap();
     assert_eq!(joined.mechanism, Mechanism::Realtime);
     // It sleeps, and so stays below.
-    let first = Scheduling { policy: Policy::Fifo { priority: 98 }, reset_on_fork: true };
-    eventually("it comes first", || scheduling::get(program.pid()) == Ok(first));
+    let fifo = |priority| Scheduling { policy: Policy::Fifo { priority }, reset_on_fork: true };
+    eventually("it comes before all others", || scheduling::get(program.pid()) == Ok(fifo(97)));
     let second = Program::start(SLEEP);
-    let _second = manager.join(&second, "100ms", "500ms").unwrap();
-    eventually("it comes second", || {
-        matches!(
-            scheduling::get(second.pid()),
-            Ok(Scheduling { policy: Policy::Fifo { priority: 97 | 98 }, .. })
-        )
+    let second_joined = manager.join(&second, "100ms", "500ms").unwrap();
+    let both = || [program.pid(), second.pid()].map(|pid| scheduling::get(pid).unwrap());
+    eventually("one of two comes first", || {
+        let mut both = both();
+        both.sort_by_key(|one| *one == fifo(98));
+        both == [fifo(97), fifo(98)]
     });
+    // One that is left keeps what it has.
+    let before = scheduling::get(program.pid()).unwrap();
+    let none = vec![("cpu.target".into(), "0s".into()), ("cpu.period".into(), "0s".into())];
+    second_joined.client.ask(&Request::Set { tracee: None, values: none }).unwrap();
+    eventually("the second runs as before", || scheduling::get(second.pid()) == Ok(native()));
+    assert!(
+        [fifo(97), fifo(98)].contains(&before)
+            && [fifo(97), fifo(98)].contains(&scheduling::get(program.pid()).unwrap())
+    );
     // One that computes is above its target soon.
     let third = Program::start(COMPUTE);
     let _third = manager.join(&third, "1ms", "10s").unwrap();
