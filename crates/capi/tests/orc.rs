@@ -121,29 +121,29 @@ fn a_go_program_shares() {
         return;
     }
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = tempfile::tempdir().unwrap();
+    let place = tempfile::tempdir().unwrap();
     // As `make install` writes it.
     let description = format!(
         "Name: orrery\nDescription: Orrery\nVersion: 0\nCflags: -I{}\nLibs: -L{1} -Wl,-rpath,{1} -lorrery\n",
         package.join("../../include").canonicalize().unwrap().display(),
         libraries.display(),
     );
-    std::fs::write(folder.path().join("orrery.pc"), description).unwrap();
-    let binary = folder.path().join("words");
+    std::fs::write(place.path().join("orrery.pc"), description).unwrap();
+    let binary = place.path().join("words");
     let mut build = Command::new("go");
     build.args(["build", "-o"]).arg(&binary).arg(".").current_dir(package.join("../../examples/go"));
     // Nothing is downloaded: the example has no dependencies.
-    build.env("PKG_CONFIG_PATH", folder.path()).env("GOFLAGS", "-mod=mod").env("GOPROXY", "off");
-    build.env("GOCACHE", folder.path().join("cache")).env("GOTOOLCHAIN", "local");
+    build.env("PKG_CONFIG_PATH", place.path()).env("GOFLAGS", "-mod=mod").env("GOPROXY", "off");
+    build.env("GOCACHE", place.path().join("cache")).env("GOTOOLCHAIN", "local");
     let built = build.output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let lines = [("one", 100_000), ("two", 100_000), ("three", 100_001)];
     let files = lines.map(|(name, lines)| {
-        let file = folder.path().join(name);
+        let file = place.path().join(name);
         std::fs::write(&file, "a line\n".repeat(lines)).unwrap();
         file
     });
-    let directory = folder.path().join("store");
+    let directory = place.path().join("store");
     let run = |file: &Path| {
         let mut words = Command::new("timeout");
         words.arg("60").arg(&binary).arg(file).env("ORRERY_ORC", &directory).output().unwrap()
