@@ -158,10 +158,10 @@ fn cpu_clock(clock: i32, pid: i32) -> Result<u64> {
 
 /// Returns how many CPUs this machine can have: no program ever runs on more at the same time.
 #[must_use]
-pub fn cpus() -> u64 {
+pub fn cpus() -> usize {
     // SAFETY: the call takes no pointer.
     let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-    u64::try_from(count).ok().filter(|count| *count > 0).unwrap_or(u64::MAX)
+    usize::try_from(count).ok().filter(|count| *count > 0).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -12,12 +12,14 @@
 //! | `admission` | the guard: which reservations can be met |
 //! | `starts` | whether any process or thread was started |
 //! | `tree` | the processes and threads of a tracee, and the time that they used |
+//! | `placement` | on which CPUs the manager itself runs |
 //! | `mechanism` | how the kernel is made to do it: real-time priority, weights of control groups, nice values |
 //! | `service` | the monitor and the handler |
 
 mod account;
 mod admission;
 mod mechanism;
+mod placement;
 mod plan;
 mod service;
 mod starts;
@@ -27,6 +29,7 @@ pub(crate) use account::Account;
 pub use account::Reservation;
 pub(crate) use admission::{Admit, Masks};
 pub use mechanism::Mechanism;
+pub(crate) use placement::{OwnCpus, Placement};
 pub use service::CpuReport;
 pub(crate) use service::{CpuService, release};
 pub(crate) use tree::lives;

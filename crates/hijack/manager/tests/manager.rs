@@ -17,6 +17,7 @@ use orrery_sys::scm;
 use orrery_testing::{PublicDirectory, eventually, skipped};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const NOBODY: u32 = 65534;
 
@@ -205,6 +206,57 @@ fn who_is_below_the_target_is_at_real_time_priority() {
     let status = manager.status();
     assert!(status.realtime && status.schema == orrery_manager::protocol::SCHEMA);
     assert_eq!(status.tracees.len(), 3);
+}
+
+/// What it changes is on its own CPU then, which takes no interrupt of another one. Threads that it makes are not bound.
+#[test]
+fn the_manager_runs_where_programs_with_reservations_are_bound() {
+    let all = sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else { return };
+    if !is_root() || first == last {
+        return skipped!("real-time priority requires root, and a choice two CPUs");
+    }
+    let manager = Manager::start(&[], 0);
+    let only = |cpu| {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        set
+    };
+    let bound = |cpu| {
+        let program = Program::start(SLEEP);
+        sched_setaffinity(Pid::from_raw(program.pid()), &only(cpu)).unwrap();
+        program
+    };
+    let place = || sched_getaffinity(Pid::from_raw(manager.process.id().cast_signed())).unwrap();
+    let program = bound(first);
+    let _joined = manager.join(&program, "40ms", "400ms").unwrap();
+    eventually("it is where the program is", || place() == only(first));
+    // Whether it can be compiled does not matter.
+    let module = rustix::fs::memfd_create("module", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let load = Request::Load { manifest: "name = \"none\"".into() };
+    let _refused = manager.client().ask_with(&load, &[module.as_fd()]);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", manager.process.id())).unwrap();
+    let ids = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap().parse().unwrap());
+    let others: Vec<i32> = ids.filter(|id| *id != manager.process.id().cast_signed()).collect();
+    assert!(!others.is_empty());
+    for thread in others {
+        eventually("its threads are on all", || sched_getaffinity(Pid::from_raw(thread)) == Ok(all));
+    }
+    // Who has no reservation has no say.
+    let free = Program::start(SLEEP);
+    let joining = Joining { values: vec![], ..manager.joining("", "") };
+    let _free = join(&joining, free.pid()).unwrap();
+    assert_eq!(place(), only(first));
+    let other = bound(last);
+    let _other = manager.join(&other, "40ms", "400ms").unwrap();
+    eventually("it cannot be where both are", || place() == all);
+    drop(program);
+    eventually("it is where the other is", || place() == only(last));
+    sched_setaffinity(Pid::from_raw(other.pid()), &only(first)).unwrap();
+    eventually("it goes where that goes", || place() == only(first));
+    drop(other);
+    eventually("it is free again", || place() == all);
 }
 
 #[test]
@@ -436,7 +488,7 @@ fn reservations_over_the_sum_are_refused_whoever_asks() {
     let manager = Manager::start(&["--mechanism", "measure"], own_uid());
     let programs: Vec<Program> = (0..8).map(|_| Program::start(SLEEP)).collect();
     let joined: Vec<_> = programs.iter().map(|program| manager.join(program, "30ms", "100ms")).collect();
-    let cpus = rustix::thread::sched_getaffinity(None).unwrap().count();
+    let cpus = sched_getaffinity(None).unwrap().count();
     // Each tracee may run on all CPUs: 95 hundredths of `m - 0.3 (m - 1)`.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
     let fit = (0.95 * (f64::from(cpus) - 0.3 * f64::from(cpus - 1)) / 0.3 + 1e-9).floor() as usize;

@@ -110,18 +110,19 @@ fn a_tick_makes_few_system_calls_and_opens_nothing() {
     assert_eq!(opened, 0, "{text}");
 }
 
-/// Where all three are far below their targets, their clocks are read in every tenth tick only, as before a period's end nothing can change.
+/// Where all three are far below their targets, their clocks are read in every tenth tick at most, and only where something was started, as
+/// before a period's end nothing can change.
 #[test]
 fn clocks_are_not_read_before_a_target_can_be_reached() {
     let program = ["sh", "-c", "while :; do :; done"];
     let Some(Counted { calls, ticks, asked, text }) = count(&program, "15s", "60s") else { return };
     let clocks = calls.get("clock_gettime").copied().unwrap_or(0);
-    // The manager's own twice, and those of three tracees in every tenth tick, and in each that begins a second.
-    let most = ticks * 3 + asked * 20;
+    // The manager's own twice, and those of three tracees in every tenth tick on a machine that starts programs, and in each that begins a second.
+    let most = ticks * 5 / 2 + asked * 20;
     assert!(clocks <= most, "{clocks} clocks in {ticks} ticks, at most {most}: {text}");
 }
 
-/// Who has had its target stays above it until the period ends: its clock is read in every tenth tick only.
+/// Who has had its target stays above it until the period ends: its clock is read in every tenth tick at most.
 #[test]
 fn clocks_that_decide_nothing_are_not_read() {
     let program = ["sh", "-c", "while :; do :; done"];

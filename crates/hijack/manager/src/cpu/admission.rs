@@ -23,7 +23,8 @@ impl Masks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&tracee);
     }
 
-    fn get(&self, tracee: TraceeId) -> u128 {
+    /// Returns a tracee's; all where that is not known.
+    pub(crate) fn get(&self, tracee: TraceeId) -> u128 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&tracee).copied().unwrap_or(u128::MAX)
     }
 }

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 use orrery_sys::scheduling::{self, Policy, Scheduling};
-use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::account::{Account, Reservation};
 use super::admission::Masks;
 use super::mechanism::{Group, Mechanism, PREFIX, dissolve};
+use super::placement::{Placement, affinity};
 use super::plan::{Level, Need, level, places};
 use super::starts::Starts;
 use super::tree::Tree;
@@ -17,6 +17,8 @@ use crate::attributes::{Change, Table, Topic, TraceeId};
 
 /// So many ticks pass between two readings of which processes a tracee has.
 const SCAN: u64 = 10;
+/// So many seconds pass between two looks at trees in which nothing seems to have started.
+const FULL: u64 = 10;
 /// How many seconds of history a report has.
 const HISTORY: usize = 120;
 const SECOND: u64 = 1_000_000_000;
@@ -94,18 +96,24 @@ pub struct CpuReport {
 pub(crate) struct CpuService {
     indices: Indices,
     masks: Masks,
+    /// Where the manager runs, if it has real-time priority: else it would wait for what is busy there.
+    placement: Option<Placement>,
     /// Mechanisms that may be used, best first.
     allowed: Vec<Mechanism>,
     served: BTreeMap<TraceeId, Served>,
     starts: Starts,
     /// How many CPUs there can be.
-    cpus: u64,
+    cpus: usize,
     ticks: u64,
+    /// When this second began, how many there were, and whether anything was started in it.
     second: u64,
+    seconds: u64,
+    started: bool,
 }
 
 impl CpuService {
-    /// Makes the service. `allowed` are the mechanisms that it may use, best first; [`Mechanism::Measure`] always is.
+    /// Makes the service. `allowed` are the mechanisms that it may use, best first; [`Mechanism::Measure`] always is. `placement` is where
+    /// the calling thread runs, which ticks, if the service may change that.
     ///
     /// # Errors
     /// [`crate::AttributeError::UnknownClass`] where the table has no classes `cpu.*`.
@@ -113,6 +121,7 @@ impl CpuService {
         table: &Table,
         masks: Masks,
         allowed: &[Mechanism],
+        placement: Option<Placement>,
     ) -> Result<Self, crate::AttributeError> {
         let index = |name: &str| table.classes().named(name).map(|(index, _)| index);
         let indices = Indices {
@@ -126,7 +135,19 @@ impl CpuService {
         allowed.push(Mechanism::Measure);
         let (served, starts) = (BTreeMap::new(), Starts::new());
         let (cpus, second) = (scheduling::cpus(), crate::time::now());
-        Ok(Self { indices, masks, allowed, served, starts, cpus, ticks: 0, second })
+        Ok(Self {
+            indices,
+            masks,
+            placement,
+            allowed,
+            served,
+            starts,
+            cpus,
+            ticks: 0,
+            second,
+            seconds: 0,
+            started: false,
+        })
     }
 
     /// Begins to serve a tracee; returns by which mechanism. `None` where its process has ended. `former_nice` is the nice
@@ -141,24 +162,7 @@ impl CpuService {
         let tree = Tree::new(pid)?;
         let found = scheduling::get(pid).ok()?;
         let original = former_nice.map_or(found, |nice| without_manager(found, nice));
-        let mut served = Served {
-            pid,
-            name: name.chars().filter(|letter| !letter.is_control()).take(64).collect(),
-            tree,
-            original,
-            mechanism: Mechanism::Measure,
-            group: None,
-            around: None,
-            account: None,
-            level: Level::Free,
-            order: 0,
-            used: 0,
-            read: 0,
-            second: 0,
-            history: VecDeque::new(),
-            tampered: 0,
-            failures: 0,
-        };
+        let mut served = Served::new(pid, name, tree, original);
         served.choose(&self.allowed, tracee);
         served.follow(tracee);
         served.set(Level::Free, true);
@@ -170,6 +174,12 @@ impl CpuService {
 
     /// Ends the service of a tracee: it is scheduled as before.
     pub(crate) fn leave(&mut self, tracee: TraceeId) {
+        self.remove(tracee);
+        self.place();
+        self.decide();
+    }
+
+    fn remove(&mut self, tracee: TraceeId) {
         if let Some(mut served) = self.served.remove(&tracee) {
             served.set(Level::Free, true);
         }
@@ -180,7 +190,7 @@ impl CpuService {
     pub(crate) fn leave_all(&mut self) {
         while let Some((tracee, _)) = self.served.first_key_value() {
             let tracee = *tracee;
-            self.leave(tracee);
+            self.remove(tracee);
         }
     }
 
@@ -219,6 +229,7 @@ impl CpuService {
                 _ => None,
             };
         }
+        self.place();
         self.decide();
     }
 
@@ -250,19 +261,22 @@ impl CpuService {
 
     /// Does what is to be done each tick. Every clock is read if somebody reads attributes while the manager ticks (`is_read`), else
     /// only those that decide something: a tracee that has had its target stays above it until its period ends, and one that has not stays
-    /// below it for as long as it would take all CPUs to get there.
+    /// below it for as long as it would take all its threads to get there.
     pub(crate) fn tick(&mut self, now: u64, table: &mut Table, is_read: bool) {
         self.ticks += 1;
-        let scan = self.ticks.is_multiple_of(SCAN);
         let second = now.saturating_sub(self.second) >= SECOND;
         // Where nothing was started, every process and thread is known.
-        let started = scan && self.starts.have_been();
+        let started = self.ticks.is_multiple_of(SCAN) && self.starts.have_been();
+        self.started |= started;
+        let full = second && (self.started || self.seconds.is_multiple_of(FULL));
+        let mut has_read = false;
         for (tracee, served) in &mut self.served {
-            if !(second || served.is_due(now, scan || is_read, self.cpus)) {
+            if !(second || started || served.is_due(now, is_read, self.cpus)) {
                 continue;
             }
+            has_read = true;
             let mut used = served.tree.used();
-            if second || (started && served.tree.has_run(used)) {
+            if full || (started && served.tree.has_run(used)) {
                 if !served.tree.is_unchanged() {
                     served.scan();
                 }
@@ -297,9 +311,21 @@ impl CpuService {
             }
         }
         if second {
-            self.second = now;
+            (self.second, self.started) = (now, false);
+            self.seconds += 1;
+            self.refresh();
+            self.place();
         }
-        self.decide();
+        if has_read {
+            self.decide();
+        }
+    }
+
+    /// Has the manager run where those do that have reservations.
+    fn place(&mut self) {
+        let Some(placement) = &mut self.placement else { return };
+        let reserved = self.served.iter().filter(|(_, served)| served.account.is_some());
+        placement.choose(reserved.map(|(tracee, _)| self.masks.get(*tracee)));
     }
 
     /// Sets each tracee's level.
@@ -345,6 +371,28 @@ impl CpuService {
 }
 
 impl Served {
+    /// Makes it without reservation; nothing is changed.
+    fn new(pid: i32, name: &str, tree: Tree, original: Scheduling) -> Self {
+        Self {
+            pid,
+            name: name.chars().filter(|letter| !letter.is_control()).take(64).collect(),
+            tree,
+            original,
+            mechanism: Mechanism::Measure,
+            group: None,
+            around: None,
+            account: None,
+            level: Level::Free,
+            order: 0,
+            used: 0,
+            read: 0,
+            second: 0,
+            history: VecDeque::new(),
+            tampered: 0,
+            failures: 0,
+        }
+    }
+
     /// Returns what there is to know of it for who comes first.
     fn need(&self) -> Need {
         match &self.account {
@@ -358,8 +406,9 @@ impl Served {
 
     /// Returns whether its clock is to be read in this tick, on a machine with so many CPUs; `asked` is whether its use is read.
     /// Of a tracee that is below its target, it decides something once that may have been reached since it was read.
-    fn is_due(&self, now: u64, asked: bool, cpus: u64) -> bool {
-        let most = self.used.saturating_add(now.saturating_sub(self.read).saturating_mul(cpus));
+    fn is_due(&self, now: u64, asked: bool, cpus: usize) -> bool {
+        let at_once = self.tree.threads().take(cpus).count() as u64;
+        let most = self.used.saturating_add(now.saturating_sub(self.read).saturating_mul(at_once));
         let reached = |account: &Account| account.is_below(self.used) && !account.is_below(most);
         let decides = |account: &Account| reached(account) || account.is_over(now);
         self.account.as_ref().is_some_and(|account| asked || self.order != 0 || decides(account))
@@ -496,11 +545,34 @@ pub(crate) fn release(pid: i32, nice: i32) {
     }
 }
 
-/// The CPUs that a process may run on, of the first 128; all where that is not known.
-fn affinity(pid: i32) -> u128 {
-    let Some(set) = Pid::from_raw(pid).and_then(|pid| rustix::thread::sched_getaffinity(Some(pid)).ok())
-    else {
-        return u128::MAX;
-    };
-    (0..128).filter(|cpu| set.is_set(*cpu)).fold(0, |mask, cpu| mask | 1 << cpu)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_read_once_all_threads_could_have_reached_the_target() {
+        const MS: u64 = 1_000_000;
+        let due = |pid: i32| {
+            let mut served = Served::new(pid, "x", Tree::new(pid).unwrap(), scheduling::get(pid).unwrap());
+            let reservation = Reservation { target: 100 * MS, period: 400 * MS };
+            served.account = Some(Account::new(reservation, 0, 0, None));
+            move |now: u64, cpus: usize| served.is_due(now * MS, false, cpus)
+        };
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let one_thread = due(child.id().cast_signed());
+        assert!(!one_thread(99, 8) && one_thread(100, 8));
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let another = std::thread::spawn(move || {
+            let _ended = stopped.recv();
+        });
+        // This one, that one, and those of the test program.
+        let several = due(std::process::id().cast_signed());
+        assert!(!several(49, 2) && several(50, 2));
+        assert!(!several(99, 1) && several(100, 1));
+        drop(stop);
+        another.join().unwrap();
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
 }

@@ -21,6 +21,7 @@ use super::sources::{Ticker, Ticks};
 use super::state::State;
 use super::upcalls;
 use crate::attributes::{Capability, Rights, Topic, TraceeId};
+use crate::cpu::OwnCpus;
 use crate::protocol::{Reply, Request};
 
 /// What a descriptor is, in the numbers of epoll. Tracees and connections have their own numbers above.
@@ -75,9 +76,10 @@ pub fn serve(settings: Settings, handlers: Vec<Box<dyn Handler>>) -> Result<(), 
     let signals = signals::descriptor(signals::mask_of(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]))
         .map_err(|error| failed("wait for signals")(error.errno))?;
     let privilege = Privilege::take(settings.realtime);
-    let journals = Journals::new(privilege.realtime)
+    let cpus = OwnCpus::read();
+    let journals = Journals::new(privilege.realtime, cpus)
         .map_err(|cause| ServeError::System { what: "make an event descriptor", cause })?;
-    let state = State::new(&settings, handlers, privilege, journals)?;
+    let state = State::new(&settings, handlers, privilege, journals, cpus)?;
     let open = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make an epoll instance"));
     let timer = |length| Ticker::new(length).map_err(failed("make a timer"));
     let watched = |path| settings.pressure.then(|| pressure::watch(path).ok()).flatten();
@@ -384,7 +386,7 @@ impl Server {
         let module = fds.into_iter().next().ok_or("cannot load an extension: its module is missing")?;
         self.may_load(number)?;
         if self.compiler.is_none() {
-            let compiler = Compiler::start()?;
+            let compiler = Compiler::start(self.state.cpus)?;
             epoll::add(&self.first, compiler.doorbell(), EventData::new_u64(COMPILED), EventFlags::IN)
                 .map_err(|errno| format!("cannot load an extension: {errno}"))?;
             self.compiler = Some(compiler);

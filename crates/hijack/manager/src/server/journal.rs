@@ -16,6 +16,7 @@ use orrery_sys::scheduling::{self, Policy, Scheduling, thread_cpu_time};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::attributes::TraceeId;
+use crate::cpu::OwnCpus;
 
 /// How many calls may wait for the manager, of all tracees.
 const MOST: usize = 4096;
@@ -48,18 +49,21 @@ pub(super) struct Journals {
     /// For each thread whether it is to end.
     stop: HashMap<TraceeId, Arc<AtomicBool>>,
     realtime: bool,
+    cpus: OwnCpus,
     /// For journals of further identities in runs of ordinary users.
     quota: JournalQuota,
 }
 
 impl Journals {
-    pub(super) fn new(realtime: bool) -> io::Result<Self> {
+    /// Makes none yet. `realtime` is whether threads take real-time priority, `cpus` where they run.
+    pub(super) fn new(realtime: bool, cpus: OwnCpus) -> io::Result<Self> {
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         Ok(Self {
             queue: Arc::default(),
             doorbell,
             stop: HashMap::new(),
             realtime,
+            cpus,
             quota: JournalQuota::new(FURTHER),
         })
     }
@@ -78,9 +82,10 @@ impl Journals {
     /// tracees' supervisor waits.
     pub(super) fn read(&mut self, mut events: Events, tracee: TraceeId) -> io::Result<()> {
         let (queue, doorbell) = (Arc::clone(&self.queue), Arc::clone(&self.doorbell));
-        let (stop, realtime) = (Arc::new(AtomicBool::new(false)), self.realtime);
+        let (stop, realtime, cpus) = (Arc::new(AtomicBool::new(false)), self.realtime, self.cpus);
         self.stop.insert(tracee, Arc::clone(&stop));
         let body = move || {
+            cpus.take();
             if realtime {
                 let fifo = Policy::Fifo { priority: 98 };
                 // Without it events come later, which the manager has reported about itself.

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use super::state::Process;
 use crate::attributes::{Capability, Rights, Subscription, Table, TraceeId};
+use crate::cpu::OwnCpus;
 use crate::extensions::ExtensionHandler;
 use crate::protocol::ExtensionReport;
 
@@ -258,8 +259,8 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts the thread. It has ordinary priority: the manager's own is reset when it makes threads.
-    pub(super) fn start() -> Result<Self, String> {
+    /// Starts the thread, on these CPUs. It has ordinary priority: the manager's own is reset when it makes threads.
+    pub(super) fn start(cpus: OwnCpus) -> Result<Self, String> {
         let failed = |error: std::io::Error| format!("cannot start a thread that compiles modules: {error}");
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = Arc::new(rustix::event::eventfd(0, flags).map_err(|errno| failed(errno.into()))?);
@@ -267,6 +268,7 @@ impl Compiler {
         let (results, done) = channel();
         let bell = Arc::clone(&doorbell);
         let work = move || {
+            cpus.take();
             for job in todo {
                 let Job { connection, uid, manifest, module } = job;
                 let result = compile(uid, &manifest, module);

@@ -8,7 +8,7 @@ use super::loading::Loaded;
 use super::privilege::{Budget, Privilege};
 use super::settings::{Handler, Settings};
 use crate::attributes::{AttributeError, Capability, Rights, Subscription, Table, TraceeId};
-use crate::cpu::{Admit, CpuService, Masks};
+use crate::cpu::{Admit, CpuService, Masks, OwnCpus, Placement};
 use crate::net::NetService;
 use crate::protocol::{SCHEMA, Status};
 
@@ -45,6 +45,8 @@ pub(super) struct State {
     /// The extensions that connections have loaded, since the first one.
     pub(super) loaded: Option<Loaded>,
     pub(super) user_extensions: usize,
+    /// The CPUs that the manager was given, for threads that it makes.
+    pub(super) cpus: OwnCpus,
     started: u64,
     /// What the handlers' subscriptions stand on.
     own: Capability,
@@ -66,11 +68,14 @@ impl State {
         handlers: Vec<Box<dyn Handler>>,
         privilege: Privilege,
         journals: Journals,
+        cpus: OwnCpus,
     ) -> Result<Self, AttributeError> {
         let mut table = Table::new(settings.classes.clone());
         let masks = Masks::default();
-        table.add_guard(Box::new(Admit::new(table.classes(), masks.clone(), online())?));
-        let cpu = CpuService::new(&table, masks, &settings.mechanisms)?;
+        table.add_guard(Box::new(Admit::new(table.classes(), masks.clone(), cpus.mask())?));
+        let placement =
+            (privilege.realtime && std::env::var_os("NOPLACE").is_none()).then(|| Placement::new(cpus));
+        let cpu = CpuService::new(&table, masks, &settings.mechanisms, placement)?;
         let net = NetService::new(&table)?;
         let all = table.grant(Rights::ALL)?;
         let handlers = handlers
@@ -94,6 +99,7 @@ impl State {
             journals,
             loaded: None,
             user_extensions: settings.user_extensions,
+            cpus,
             started: crate::time::now(),
             own: all,
         })
@@ -147,11 +153,4 @@ impl State {
         self.processes.remove(&tracee);
         self.journals.stop(tracee);
     }
-}
-
-/// The CPUs that the manager may use itself, of the first 128.
-fn online() -> u128 {
-    let set = rustix::thread::sched_getaffinity(None);
-    let has = |cpu: &usize| set.as_ref().is_ok_and(|set| set.is_set(*cpu));
-    (0..128).filter(has).fold(0, |mask, cpu| mask | 1 << cpu)
 }
