@@ -4,7 +4,7 @@
 //! is set on most machines; KSM as ksmtuned(1) sets it, which looks each minute and scans where less than a fifth of the memory is free;
 //! processes that share through a store; and one process with as many instances of ffmpeg, which was built with the pass.
 //!
-//! Two sizes of program: ffmpeg with 60 codecs and containers, built from Debian's sources plainly and with the pass; and Debian's own, with its 200
+//! Two sizes of program: ffmpeg with some 20 video codecs, built from Debian's sources plainly and with the pass; and Debian's own, with its 200
 //! libraries, which is not built with the pass. That a machine is short of memory is an assumption: it is taken to have a seventh more than
 //! what the plain copies need, so that less than a fifth is free.
 //!
