@@ -11,3 +11,9 @@ pub fn encode(film: &str, codec: &[&str]) -> Vec<String> {
     let parts = [&before[..], &["-threads", "1", "-c:v"], codec, &["-f", "null", "-"]];
     parts.concat().into_iter().map(str::to_owned).collect()
 }
+
+/// Returns how many frames a line of the progress names.
+#[must_use]
+pub fn frames_of(line: &str) -> Option<u64> {
+    line.strip_prefix("frame=").and_then(|text| text.trim().parse().ok())
+}

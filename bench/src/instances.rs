@@ -1,4 +1,5 @@
 //! Many instances of one library, and what does the same otherwise.
 
 pub mod fresh;
+pub mod program;
 pub mod sqlite;

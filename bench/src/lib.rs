@@ -47,6 +47,8 @@ pub mod resp;
 pub mod rival;
 pub mod script;
 pub mod tls;
+pub mod transcoding;
+pub mod trees;
 pub mod working_set;
 
 pub use bench::Bench;

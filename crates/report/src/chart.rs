@@ -7,7 +7,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::promise::Bound;
 use crate::record::{Record, significant};
-use crate::series::{Density, Failover};
+use crate::series::{Density, DensityPoint, Failover};
 
 const WIDTH: u32 = 960;
 /// Pixels from one row of a plot to the next.
@@ -175,22 +175,90 @@ fn color_of(names: &[&str], name: &str) -> RGBColor {
     COLORS[index % COLORS.len()]
 }
 
-/// Returns the numbers of copies for which there is something to draw.
-pub(crate) fn numbers_of_copies(density: &[Density]) -> Vec<usize> {
-    let mut numbers: Vec<usize> =
-        density.iter().filter(|series| series.points.len() > 1).map(|series| series.copies).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    numbers
+/// Returns programs and numbers of copies for which there is something to draw over time.
+pub(crate) fn programs_and_copies(density: &[Density]) -> Vec<(&str, usize)> {
+    let mut found: Vec<(&str, usize)> = density
+        .iter()
+        .filter(|series| series.points.len() > 1)
+        .map(|series| (series.program.as_str(), series.copies))
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
-/// Draws the memory of so many copies over time, a line for each contender.
-pub(crate) fn memory_over_time(density: &[Density], copies: usize) -> Result<String> {
-    let lines: Vec<&Density> =
-        density.iter().filter(|series| series.copies == copies && !series.points.is_empty()).collect();
-    let points = || lines.iter().flat_map(|series| &series.points);
-    let end = points().map(|point| point.second).fold(1.0, f64::max);
-    let most = points().map(|point| point.memory_mib).fold(1.0, f64::max);
+/// What is drawn of copies.
+#[derive(Clone, Copy)]
+pub(crate) enum Measure {
+    Memory,
+    Throughput,
+}
+
+impl Measure {
+    fn of(self, point: &DensityPoint) -> f64 {
+        match self {
+            Self::Memory => point.memory_mib,
+            Self::Throughput => point.frames_per_second,
+        }
+    }
+
+    /// Returns what so many copies have at the end: the last memory, the mean throughput.
+    fn at_end(self, series: &Density) -> f64 {
+        match self {
+            Self::Memory => series.points.last().map_or(0.0, |point| point.memory_mib),
+            Self::Throughput => {
+                let sum: f64 = series.points.iter().map(|point| point.frames_per_second).sum();
+                sum / position(series.points.len().max(1))
+            }
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Memory => "MiB",
+            Self::Throughput => "frames/s",
+        }
+    }
+}
+
+/// A line of a plot, with its name.
+type Line<'a> = (&'a str, Vec<(f64, f64)>);
+
+/// Draws the memory or the throughput of so many copies of a program over time, a line for each contender.
+pub(crate) fn over_time(density: &[Density], of: (&str, usize), measure: Measure) -> Result<String> {
+    let lines: Vec<Line<'_>> = density
+        .iter()
+        .filter(|series| (series.program.as_str(), series.copies) == of && !series.points.is_empty())
+        .map(|series| {
+            let points = series.points.iter().map(|point| (point.second, measure.of(point)));
+            (series.contender.as_str(), points.collect())
+        })
+        .collect();
+    lines_of(&lines, "s", measure.unit())
+}
+
+/// Draws the memory or the throughput of a program over the number of its copies, a line for each contender that has several.
+pub(crate) fn over_copies(density: &[Density], program: &str, measure: Measure) -> Result<Option<String>> {
+    let mut lines: Vec<Line<'_>> = Vec::new();
+    for series in density.iter().filter(|series| series.program == program && !series.points.is_empty()) {
+        let point = (position(series.copies), measure.at_end(series));
+        match lines.iter_mut().find(|(name, _)| *name == series.contender) {
+            Some((_, points)) => points.push(point),
+            None => lines.push((&series.contender, vec![point])),
+        }
+    }
+    lines.retain(|(_, points)| points.len() > 1);
+    for (_, points) in &mut lines {
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    }
+    if lines.is_empty() { Ok(None) } else { lines_of(&lines, "copies", measure.unit()).map(Some) }
+}
+
+/// Draws lines from zero on, with their names beside them.
+fn lines_of(lines: &[Line<'_>], across: &str, upwards: &str) -> Result<String> {
+    let points = || lines.iter().flat_map(|(_, points)| points);
+    let end = points().map(|point| point.0).fold(1.0, f64::max);
+    let most = points().map(|point| point.1).fold(1.0, f64::max);
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, 360)).into_drawing_area();
@@ -198,23 +266,22 @@ pub(crate) fn memory_over_time(density: &[Density], copies: usize) -> Result<Str
         let mut chart = ChartBuilder::on(&root)
             .margin(10)
             .margin_right(200)
-            .set_label_area_size(LabelAreaPosition::Left, 70)
+            .set_label_area_size(LabelAreaPosition::Left, 90)
             .set_label_area_size(LabelAreaPosition::Bottom, 30)
             .build_cartesian_2d(0.0..end, 0.0..most * 1.05)?;
         chart
             .configure_mesh()
-            .x_label_formatter(&|second| format!("{second} s"))
-            .y_label_formatter(&|memory| format!("{memory} MiB"))
+            .x_label_formatter(&|value| format!("{value} {across}"))
+            .y_label_formatter(&|value| format!("{value} {upwards}"))
             .draw()?;
         let area = chart.plotting_area();
         let (right, top) = area.map_coordinate(&(end, most * 1.05));
-        for (index, series) in lines.iter().enumerate() {
+        for (index, (name, points)) in lines.iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
-            let line: Vec<_> = series.points.iter().map(|point| (point.second, point.memory_mib)).collect();
-            area.draw(&PathElement::new(line, color.stroke_width(2)))?;
+            area.draw(&PathElement::new(points.clone(), color.stroke_width(2)))?;
             let y = top + 10 + i32::try_from(index).unwrap_or(i32::MAX / 64) * ROW.cast_signed();
             root.draw(&Rectangle::new([(right + 10, y - 6), (right + 22, y + 6)], color.filled()))?;
-            root.draw(&Text::new(series.contender.clone(), (right + 28, y), font(HPos::Left)))?;
+            root.draw(&Text::new((*name).to_owned(), (right + 28, y), font(HPos::Left)))?;
         }
         root.present()?;
     }
@@ -286,5 +353,31 @@ mod tests {
         assert!(svg.contains("2026-11-22") && svg.contains("now"), "{svg}");
         let color = |color: RGBColor| format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);
         assert!(svg.contains(&color(BETTER)) && svg.contains(&color(WORSE)), "{svg}");
+    }
+
+    fn density(contender: &str, copies: usize, memory: f64, frames: &[f64]) -> Density {
+        let points = frames.iter().enumerate().map(|(second, &frames)| DensityPoint {
+            second: position(second),
+            memory_mib: memory,
+            frames_per_second: frames,
+            frames_per_processor_second: frames,
+        });
+        Density { program: "p".into(), contender: contender.into(), copies, points: points.collect() }
+    }
+
+    #[test]
+    fn copies_are_drawn_over_time_and_over_their_number() {
+        let all = [
+            density("plain", 1, 100.0, &[7.0, 9.0]),
+            density("plain", 4, 400.0, &[8.0]),
+            density("alone", 4, 1.0, &[8.0, 8.0]),
+        ];
+        assert_eq!(programs_and_copies(&all), [("p", 1), ("p", 4)]);
+        assert!((Measure::Throughput.at_end(&all[0]) - 8.0).abs() < 1e-9);
+        let over = over_copies(&all, "p", Measure::Memory).unwrap().unwrap();
+        assert!(over.contains("plain") && over.contains("MiB") && !over.contains("alone"), "{over}");
+        assert!(over_copies(&all, "other", Measure::Memory).unwrap().is_none());
+        let time = over_time(&all, ("p", 4), Measure::Throughput).unwrap();
+        assert!(time.contains("alone") && time.contains("frames/s") && !time.contains("MiB"), "{time}");
     }
 }

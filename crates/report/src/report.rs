@@ -7,11 +7,12 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
+use crate::chart::{self, Measure};
 use crate::measurement::{Measurements, read_all};
+use crate::page;
 use crate::promise::{Promise, Verdict, parse};
 use crate::record::{Record, read, write_whole};
 use crate::series::{Density, Failover};
-use crate::{chart, page};
 
 /// Where a report is read from.
 #[derive(Debug, Clone)]
@@ -82,15 +83,9 @@ impl Report {
                 svg: chart::steps(&failovers)?,
             });
         }
-        if let Some(density) = series::<Vec<Density>>(&sources.records, "orc-density")? {
-            for copies in chart::numbers_of_copies(&density) {
-                plots.push(Plot {
-                    name: format!("orc-density-{copies}"),
-                    bench: "orc-density".to_owned(),
-                    caption: format!("The memory of {copies} copies of a program over time, in MiB."),
-                    is_history: false,
-                    svg: chart::memory_over_time(&density, copies)?,
-                });
+        for bench in ["orc-density", "orc-transcode"] {
+            if let Some(density) = series::<Vec<Density>>(&sources.records, bench)? {
+                plots.extend(plots_of_copies(bench, &density)?);
             }
         }
         for (promise, verdict) in &promises {
@@ -196,6 +191,48 @@ fn values_of(promise: &Promise, history: &[Measurements]) -> Vec<(String, f64)> 
     history.iter().filter_map(of_day).collect()
 }
 
+/// Draws copies of programs: memory over time; with throughput, and over their number, where several programs or numbers are compared.
+fn plots_of_copies(bench: &str, density: &[Density]) -> Result<Vec<Plot>> {
+    let mut plots = Vec::new();
+    let mut add = |name: String, caption: String, svg: String| {
+        plots.push(Plot { name, bench: bench.to_owned(), caption, is_history: false, svg });
+    };
+    let file_name = |program: &str| -> String {
+        let parts = program.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
+        parts.fold(bench.to_owned(), |name, part| format!("{name}-{}", part.to_lowercase()))
+    };
+    let of_program = |program: &str| match program {
+        "" => "a program".to_owned(),
+        name => format!("a program ({name})"),
+    };
+    let found = chart::programs_and_copies(density);
+    for &(program, copies) in &found {
+        let name = format!("{}-{copies}", file_name(program));
+        let what = format!("{copies} copies of {}", of_program(program));
+        let svg = chart::over_time(density, (program, copies), Measure::Memory)?;
+        add(name.clone(), format!("The memory of {what} over time, in MiB."), svg);
+        if !program.is_empty() {
+            let svg = chart::over_time(density, (program, copies), Measure::Throughput)?;
+            add(format!("{name}-throughput"), format!("The frames in a second of {what} over time."), svg);
+        }
+    }
+    let mut programs: Vec<&str> =
+        found.iter().map(|(program, _)| *program).filter(|name| !name.is_empty()).collect();
+    programs.dedup();
+    for program in programs {
+        for (measure, suffix, what) in [
+            (Measure::Memory, "memory", "memory in MiB"),
+            (Measure::Throughput, "throughput", "frames in a second"),
+        ] {
+            if let Some(svg) = chart::over_copies(density, program, measure)? {
+                let caption = format!("The {what} of {}, over the number of copies.", of_program(program));
+                add(format!("{}-{suffix}", file_name(program)), caption, svg);
+            }
+        }
+    }
+    Ok(plots)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,8 +311,30 @@ mod tests {
              \"frames_per_processor_second\": 1}, {\"second\": 9, \"memory_mib\": 50, \"frames_per_second\": 1, \
              \"frames_per_processor_second\": 1}]}]",
         );
+        let point = "{\"second\": 3, \"memory_mib\": 1, \"frames_per_second\": 1, \"frames_per_processor_second\": 1}";
+        let copies = |number| {
+            format!(
+                "{{\"program\": \"Few codecs\", \"contender\": \"x\", \"copies\": {number}, \"points\": [{point}, {point}]}}"
+            )
+        };
+        files.write("bench/orc-transcode.series.json", &format!("[{}, {}]", copies(2), copies(4)));
         let report = Report::read(&files.sources()).unwrap();
-        assert_eq!(names(&report), ["rollback", "orthros-failover-steps", "orc-density-5", "rollback-page"]);
+        let transcode = |name: &&str| name.starts_with("orc-transcode");
+        assert_eq!(
+            names(&report).into_iter().filter(|name| !transcode(name)).collect::<Vec<_>>(),
+            ["rollback", "orthros-failover-steps", "orc-density-5", "rollback-page"]
+        );
+        assert_eq!(
+            names(&report).into_iter().filter(transcode).collect::<Vec<_>>(),
+            [
+                "orc-transcode-few-codecs-2",
+                "orc-transcode-few-codecs-2-throughput",
+                "orc-transcode-few-codecs-4",
+                "orc-transcode-few-codecs-4-throughput",
+                "orc-transcode-few-codecs-memory",
+                "orc-transcode-few-codecs-throughput"
+            ]
+        );
         let out = files.0.path().join("out");
         let text = fs::read_to_string(report.write(&out).unwrap()).unwrap();
         // But for the name of the language that the pictures are written in.

@@ -19,9 +19,12 @@ pub struct Failover {
     pub all: Vec<f64>,
 }
 
-/// Copies of a program, looked at from time to time (`orc-density.series.json`).
+/// Copies of a program, looked at from time to time (`orc-density.series.json`, `orc-transcode.series.json`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Density {
+    /// Which program, where the series are of several.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub program: String,
     /// How they share memory.
     pub contender: String,
     /// How many there are.

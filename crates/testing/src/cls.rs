@@ -41,7 +41,7 @@ pub fn pass() -> Option<PathBuf> {
 }
 
 /// Held while one process builds; others wait.
-fn lock(directory: &Path) -> File {
+pub(crate) fn lock(directory: &Path) -> File {
     let made = std::fs::create_dir_all(directory).and_then(|()| File::create(directory.join("lock")));
     let file = made.unwrap_or_else(|error| panic!("cannot create {}: {error}", directory.display()));
     file.lock().unwrap_or_else(|error| panic!("cannot lock {}: {error}", directory.display()));

@@ -6,6 +6,7 @@ mod build;
 mod cases;
 pub mod cls;
 pub mod faults;
+pub mod ffmpeg;
 mod killed;
 pub mod mariadb;
 mod random;

@@ -33,8 +33,15 @@ constexpr const char *DestructorSection = "orrery_cls_dtors";
 /// The annotation by which a variable stays out: `__attribute__((annotate("cls_shared")))`.
 constexpr const char *SharedAnnotation = "cls_shared";
 
-/// The name by which other units of the library find a variable that was moved.
-inline std::string movedName(llvm::StringRef Name) { return ("__orrery_cls_in." + Name).str(); }
+/// The end of the name by which other units of the library find a variable that was moved. The variable's own name comes first, also in the order
+/// of nm(1): configure scripts look there for what the compiler puts before names.
+constexpr const char *MovedSuffix = ".orrery_cls_in";
+
+inline std::string movedName(llvm::StringRef Name) { return (Name + MovedSuffix).str(); }
+
+inline bool isMovedName(llvm::StringRef Name) {
+    return Name.take_back(llvm::StringRef(MovedSuffix).size()) == MovedSuffix;
+}
 
 inline bool hasPrefix(llvm::StringRef Name, llvm::StringRef Prefix) {
     return Name.take_front(Prefix.size()) == Prefix;

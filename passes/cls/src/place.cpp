@@ -70,7 +70,7 @@ void placeVariables(Module &M, Selection &Chosen) {
     }
     for (auto &A : M.aliases()) {
         auto *G = dyn_cast_or_null<GlobalVariable>(A.getAliaseeObject());
-        if (!G || !Chosen.isMoved(G) || A.hasLocalLinkage() || hasPrefix(A.getName(), "__orrery_cls"))
+        if (!G || !Chosen.isMoved(G) || A.hasLocalLinkage() || isMovedName(A.getName()))
             continue;
         auto *Inside = GlobalAlias::create(A.getValueType(), A.getAddressSpace(), A.getLinkage(),
                                            movedName(A.getName()), A.getAliasee(), &M);

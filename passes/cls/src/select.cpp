@@ -21,7 +21,7 @@ bool isTypeInformation(StringRef Name) {
 
 /// Names to which the compiler gives a meaning.
 bool isReserved(StringRef Name) {
-    if (Name == "__dso_handle")
+    if (Name == "__dso_handle" || isMovedName(Name))
         return true;
     for (StringRef Prefix : {"llvm.", "__start_", "__stop_", "__orrery_cls", "__sanitizer", "__asan_",
                              "__ubsan", "__llvm_prof", "__profc_", "__profd_", "__emutls"})
