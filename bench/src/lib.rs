@@ -35,6 +35,7 @@ pub mod documents;
 pub mod examples;
 pub mod ffmpeg;
 pub mod footprint;
+pub mod guests;
 pub mod instances;
 pub mod key_value;
 pub mod lock_manager;

@@ -1,6 +1,7 @@
 //! `orrery orc`: one copy of identical code and data.
 
 mod explain;
+mod image;
 mod oci;
 mod rootfs;
 mod run;
@@ -26,6 +27,7 @@ enum Command {
     Run(run::Arguments),
     Oci(oci::Arguments),
     Rootfs(rootfs::Arguments),
+    Image(image::Arguments),
     Push(Box<registry::Push>),
     Pull(Box<registry::Pull>),
     #[command(hide = true)]
@@ -44,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Run(arguments) => run::run(arguments),
         Command::Oci(arguments) => oci::run(arguments),
         Command::Rootfs(arguments) => rootfs::run(arguments),
+        Command::Image(arguments) => image::run(arguments),
         // Checked here, done there.
         Command::Push(_) | Command::Pull(_) => registry::execute(std::env::args_os().skip(1)),
         Command::Part(arguments) => serve::run_part(arguments),

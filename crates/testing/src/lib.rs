@@ -1,12 +1,14 @@
 //! Helpers that the tests of several crates share: reports of skipped tests, cases in processes of their own, programs of
 //! the workspace, compiled C sources, libraries built with the compiler pass, system calls that fail, child processes that
-//! are killed with the test, conditions to wait for, numbers that look random, and files that other users can read.
+//! are killed with the test, conditions to wait for, numbers that look random, files that other users can read, and the first program of
+//! virtual machines.
 
 mod build;
 mod cases;
 pub mod cls;
 pub mod faults;
 pub mod ffmpeg;
+pub mod guest;
 mod killed;
 pub mod mariadb;
 mod random;

@@ -13,6 +13,7 @@ mod filters;
 mod guest;
 mod hostile;
 mod identity;
+mod image;
 mod kills;
 mod liars;
 mod names;
@@ -31,6 +32,7 @@ mod stuck_files;
 mod timing;
 mod tracer;
 mod unmodified;
+mod virtual_machines;
 
 use std::path::Path;
 use std::process::{Child, Command};

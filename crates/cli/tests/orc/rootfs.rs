@@ -8,19 +8,19 @@ use std::process::{Command, Output};
 use crate::bytes;
 
 /// A directory with trees, contents and what is made of them; all is removed when this is dropped.
-struct Trees(tempfile::TempDir);
+pub(crate) struct Trees(tempfile::TempDir);
 
 impl Trees {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
     /// Makes a tree with all kinds of files.
-    fn plant(&self, name: &str) -> PathBuf {
+    pub(crate) fn plant(&self, name: &str) -> PathBuf {
         let tree = self.path("trees").join(name);
         fs::create_dir_all(tree.join("deep/er")).unwrap();
         fs::write(tree.join("library"), bytes(300_000, 1)).unwrap();
@@ -66,7 +66,8 @@ impl Drop for Trees {
         for entry in fs::read_dir(self.path("out")).into_iter().flatten().flatten() {
             self.rootfs(&["--remove"], &[&entry.path()]);
         }
-        let _ = Command::new("chattr").args(["-R", "-i"]).arg(self.path("content")).output();
+        let immutable = ["content", "images"].map(|name| self.path(name));
+        let _ = Command::new("chattr").args(["-R", "-i"]).args(immutable).output();
     }
 }
 

@@ -39,6 +39,16 @@ pub(crate) fn set_immutable(file: BorrowedFd<'_>, immutable: bool) -> rustix::io
     rustix::fs::ioctl_setflags(file, flags)
 }
 
+/// Checks with a new file of `directory` that files there can be made immutable.
+///
+/// # Errors
+/// [`Error::Immutable`] if they cannot.
+pub(crate) fn try_immutable(file: BorrowedFd<'_>, directory: &Path) -> Result<()> {
+    set_immutable(file, true)
+        .and_then(|()| set_immutable(file, false))
+        .map_err(|errno| Error::Immutable { path: directory.to_owned(), cause: errno.into() })
+}
+
 /// Removes a file that is immutable.
 pub(crate) fn remove_immutable(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
@@ -65,12 +75,9 @@ impl Content {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(failed(directory))?;
         let content = Self { directory: directory.to_owned() };
         let (file, path) = content.draft()?;
-        let tried = set_immutable(file.as_fd(), true).and_then(|()| set_immutable(file.as_fd(), false));
+        let tried = try_immutable(file.as_fd(), directory);
         let _ = fs::remove_file(&path);
-        match tried {
-            Ok(()) => Ok(content),
-            Err(errno) => Err(Error::Immutable { path: directory.to_owned(), cause: errno.into() }),
-        }
+        tried.map(|()| content)
     }
 
     /// Returns the directory.

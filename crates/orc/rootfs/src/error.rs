@@ -37,6 +37,37 @@ pub enum Error {
         /// The name of the content.
         id: orrery_orc_wire::ObjectId,
     },
+    /// The program that writes images is not installed.
+    #[error("cannot find {0} in $PATH: install the package erofs-utils")]
+    NoProgram(&'static str),
+    /// The program that writes images failed, or did not write an image.
+    #[error("cannot write an image of the tree: {program}: {reason}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// Its message.
+        reason: String,
+    },
+    /// An image may not fit into its file system.
+    #[error(
+        "cannot write an image to {}: {program}: {reason}; {available} MiB are free of up to {needed} MiB that it takes while it is made",
+        path.display()
+    )]
+    NoSpace {
+        /// The directory.
+        path: PathBuf,
+        /// The program that failed.
+        program: &'static str,
+        /// Its message.
+        reason: String,
+        /// The free space, in MiB.
+        available: u64,
+        /// The size of the tree's files, twice, in MiB.
+        needed: u64,
+    },
+    /// A file that is no image.
+    #[error("cannot remove {}: it is no image of a tree", .0.display())]
+    NoImage(PathBuf),
     /// The kernel or the file system has no data-only layers.
     #[error("cannot mount an overlay with a data-only layer at {}: {cause}; use hard links", path.display())]
     NoDataOnlyLayers {

@@ -119,6 +119,8 @@ impl Tree {
         mut content: impl FnMut(&Path, &Metadata) -> Result<(ObjectId, u64)>,
     ) -> Result<Self> {
         let mut found = find(directory)?;
+        // One without its server is nothing.
+        found.retain(|(_, metadata)| !metadata.file_type().is_socket());
         found.sort_by(|one, other| one.0.cmp(&other.0));
         let mut linked: HashMap<(u64, u64), PathBuf> = HashMap::new();
         let mut entries = Vec::with_capacity(found.len());
@@ -218,7 +220,7 @@ fn node(path: &Path, kind: FileType, device: u64) -> std::io::Result<()> {
 }
 
 /// Returns all paths below a directory, and the empty one, with what is there.
-fn find(directory: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
+pub(crate) fn find(directory: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
     let top = fs::metadata(directory).map_err(Error::file("look at", directory))?;
     let device = top.dev();
     let (mut found, mut waiting) = (vec![(PathBuf::new(), top)], vec![PathBuf::new()]);
@@ -228,13 +230,11 @@ fn find(directory: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
             let path = next.join(entry.map_err(Error::file("list", &full))?.file_name());
             let full = directory.join(&path);
             let metadata = fs::symlink_metadata(&full).map_err(Error::file("look at", &full))?;
-            // What is mounted there is no part of the tree, and a socket without its server is nothing.
+            // What is mounted there is no part of the tree.
             if metadata.is_dir() && metadata.dev() == device {
                 waiting.push(path.clone());
             }
-            if !metadata.file_type().is_socket() {
-                found.push((path, metadata));
-            }
+            found.push((path, metadata));
         }
     }
     Ok(found)
