@@ -64,6 +64,8 @@ def _own_hooks(config: Any) -> Any:
     if config.hook is manager.hook:
         return relay
     # pytest 7 and 8 have another object around it, which keeps what it has returned.
+    for name in vars(manager.hook):
+        getattr(config.hook, name)
     proxy = _like(config.hook)
     for name, value in vars(config.hook).items():
         vars(proxy)[name] = relay if value is manager.hook else vars(relay).get(name, value)
