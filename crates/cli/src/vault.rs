@@ -367,7 +367,7 @@ mod tests {
             &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"],
             &["-algorithm", "ED25519"],
         ];
-        for (kind, (type_, name)) in kinds.into_iter().zip(KEYS) {
+        for (kind, (type_, type_name)) in kinds.into_iter().zip(KEYS) {
             let key = key(directory.path(), kind);
             let public = public_part(&key).unwrap();
             let path = "/a/".to_owned() + &"long".repeat(40) + "/key.pem";
@@ -382,7 +382,7 @@ mod tests {
 
             let text = reference(key.to_str().unwrap(), &public).unwrap();
             let row = Row::of(Path::new("of.ref.pem"), &text);
-            assert_eq!((row.key.as_deref(), row.kind), (key.to_str(), Some(name)));
+            assert_eq!((row.key.as_deref(), row.kind), (key.to_str(), Some(type_name)));
             assert!(row.usable && row.remark.is_none(), "{:?}", row.remark);
 
             fs::write(&key, text).unwrap();
