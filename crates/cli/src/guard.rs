@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use orrery_monitor::{
-    Audit, End, Error, Explanation, Guard, Guarded, Log, Policy, SeccompProfile, Unused, block_signals,
+    Audit, End, Error, Explanation, Guard, Log, Policy, SeccompProfile, Unused, block_signals,
 };
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
