@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "learn")]
     suggest: bool,
     /// At the end, print the entries of the policy that allow something which the run did not use
-    #[arg(long, requires = "policy", conflicts_with_all = ["check", "explain"])]
+    #[arg(long, requires = "policy", conflicts_with_all = ["profile", "settings", "learn", "check", "explain"])]
     unused: bool,
     /// Say nothing of refusals
     #[arg(long, conflicts_with_all = ["log", "suggest"])]

@@ -136,5 +136,5 @@ fn an_audit_needs_a_monitor_that_opens() {
     assert!(text(&output.stderr).contains("which entries are used is to be reported"), "{output:?}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
     let output = command.args(["guard", "--unused", "--profile", "python", "--", "true"]).output().unwrap();
-    assert!(!output.status.success() && text(&output.stderr).contains("--policy"), "{output:?}");
+    assert!(!output.status.success() && text(&output.stderr).contains("--profile"), "{output:?}");
 }
