@@ -13,7 +13,9 @@ use std::process::exit;
 use anyhow::{Context as _, Result, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use orrery_monitor::{End, Error, Explanation, Guard, Guarded, Log, Policy, SeccompProfile, block_signals};
+use orrery_monitor::{
+    Audit, End, Error, Explanation, Guard, Log, Policy, SeccompProfile, Unused, block_signals,
+};
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
 ///
@@ -56,6 +58,9 @@ pub(crate) struct Arguments {
     /// At the end, print the lines of a policy that would allow what was refused, instead of each refusal
     #[arg(long, conflicts_with = "learn")]
     suggest: bool,
+    /// At the end, print the entries of the policy that allow something which the run did not use
+    #[arg(long, requires = "policy", conflicts_with_all = ["profile", "settings", "learn", "check", "explain"])]
+    unused: bool,
     /// Say nothing of refusals
     #[arg(long, conflicts_with_all = ["log", "suggest"])]
     quiet: bool,
@@ -144,6 +149,8 @@ fn guarded(arguments: Arguments) -> Result<End> {
     };
     let runs = !arguments.check && !arguments.explain;
     let suggests = arguments.suggest && runs;
+    let audit = arguments.policy.as_ref().filter(|_| arguments.unused);
+    let audit = audit.map(|path| Ok::<_, Error>((path, Audit::load(path)?))).transpose()?;
     let record = suggests.then(|| suggest::Record::new(arguments.log.as_deref())).transpose()?;
     let log = match (&record, arguments.log) {
         (Some(record), _) => Log::JsonLines(record.path().to_owned()),
@@ -157,6 +164,9 @@ fn guarded(arguments: Arguments) -> Result<End> {
     }
     if let Some(socket) = &arguments.ask {
         guard = guard.ask(socket);
+    }
+    if audit.is_some() {
+        guard = guard.audit();
     }
     if let Some(path) = &arguments.learn {
         guard = guard.learn(path).forget(arguments.force);
@@ -176,7 +186,14 @@ fn guarded(arguments: Arguments) -> Result<End> {
         run = run.variable(name, value);
     }
     block_signals();
-    let end = run.start().and_then(Guarded::supervise);
+    let mut usage = None;
+    let end = run.start().and_then(|guarded| {
+        usage = Some(guarded.usage());
+        guarded.supervise()
+    });
+    if let (Some((path, audit)), Some(usage)) = (&audit, &usage) {
+        eprint!("orrery guard: {}", unused(&path.display().to_string(), &audit.unused(usage)));
+    }
     if let Some(record) = record {
         match record.suggestion(&policy)? {
             Some(text) => eprint!("orrery guard: {text}"),
@@ -185,6 +202,22 @@ fn guarded(arguments: Arguments) -> Result<End> {
         }
     }
     Ok(end?)
+}
+
+/// Returns the report of an audit of the policy in the file `name`.
+fn unused(name: &str, unused: &[Unused]) -> String {
+    if unused.is_empty() {
+        return format!("the run used all that {name} allows\n");
+    }
+    let mut text = format!("the run did not use {} of the entries of {name}:\n", unused.len());
+    for one in unused {
+        let entry = toml::Value::String(one.entry.clone());
+        text.push_str(&format!(
+            "{name}:{}:{}: [{}] {} = {entry}\n",
+            one.line, one.column, one.section, one.key
+        ));
+    }
+    text
 }
 
 /// Splits a variable at its first `=`.

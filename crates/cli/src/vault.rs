@@ -8,9 +8,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
 use der::asn1::Utf8StringRef;
 use der::{Decode as _, Encode as _, Sequence};
 use pem_rfc7468::LineEnding;
+use serde::Serialize;
 use spki::{ObjectIdentifier, SubjectPublicKeyInfoRef};
 
 /// Keep private keys in a vault: programs use OpenSSL as ever, and never have the keys.
@@ -29,6 +32,17 @@ enum Action {
         /// Where to write the reference; - is standard output [default: KEY with .ref.pem for its ending]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
+    },
+    /// Show references: which key each stands for, and whether a vault can still load it
+    ///
+    /// Exits with status 1 where one cannot be used.
+    List {
+        /// Files, and directories in which files are looked at
+        #[arg(value_name = "PATH", default_value = "/etc/ssl")]
+        paths: Vec<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Print an OpenSSL configuration with the provider in it
     Conf {
@@ -63,6 +77,7 @@ const NAME: &str = "ORRERY VAULT KEY";
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.action {
         Action::Wrap { key, output } => wrap(key, output.as_deref()),
+        Action::List { paths, json } => list(paths, *json),
         Action::Conf { module, allow } => {
             let module = module.clone().unwrap_or_else(installed_module);
             ensure!(module.is_absolute(), "{}: give the module's absolute path", module.display());
@@ -126,12 +141,124 @@ fn write(output: &Path, text: &str) -> Result<()> {
     fs::rename(&new, output).with_context(writing)
 }
 
+/// The version of the JSON; it grows when a key changes its meaning or goes.
+const SCHEMA: u32 = 1;
+
+/// The report for programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    references: &'a [Row],
+}
+
+/// One reference, as it is shown.
+#[derive(Serialize)]
+struct Row {
+    reference: PathBuf,
+    key: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<&'static str>,
+    usable: bool,
+    /// What is wrong with it; `None` where nothing is.
+    remark: Option<String>,
+}
+
+impl Row {
+    /// Looks at the reference in the file `at`, which has this text.
+    fn of(at: &Path, text: &str) -> Self {
+        let unreadable = |remark: String| Self {
+            reference: at.to_owned(),
+            key: None,
+            kind: None,
+            usable: false,
+            remark: Some(remark),
+        };
+        let der = match pem_rfc7468::decode_vec(text.trim_start().as_bytes()) {
+            Ok((name, der)) if name == NAME => der,
+            Ok((name, _)) => return unreadable(format!("cannot read it: a PEM of {name} comes first")),
+            Err(error) => return unreadable(format!("cannot read it: {error}")),
+        };
+        let reference = match Reference::from_der(&der) {
+            Ok(reference) => reference,
+            Err(error) => return unreadable(format!("cannot read it: {error}")),
+        };
+        let path = reference.path.as_str();
+        let of = reference.public.algorithm.oid;
+        let kind = KEYS.iter().find(|(known, _)| *known == of).map(|(_, name)| *name);
+        let (usable, remark) = match public_part(Path::new(path)) {
+            Ok(public) if !der.ends_with(&public) => {
+                (false, Some("the file has another key now: wrap it again".to_owned()))
+            }
+            Ok(_) => {
+                let mode = fs::metadata(path).map_or(0, |known| known.mode());
+                let open = format!("others than its owner may read the key: chmod 600 {path}");
+                (true, (mode & 0o077 != 0).then_some(open))
+            }
+            Err(error) => (false, Some(format!("{error:#}"))),
+        };
+        Self { reference: at.to_owned(), key: Some(path.to_owned()), kind, usable, remark }
+    }
+}
+
+/// Prints the references in `paths`.
+fn list(paths: &[PathBuf], json: bool) -> Result<()> {
+    let mut rows = Vec::new();
+    for path in paths {
+        let is_directory =
+            fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))?.is_dir();
+        if !is_directory {
+            let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            rows.push(Row::of(path, &String::from_utf8_lossy(&text)));
+            continue;
+        }
+        let entries = fs::read_dir(path).with_context(|| format!("cannot list {}", path.display()))?;
+        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        // What cannot be read is a key, not a reference to one; what is no text is neither.
+        let texts = files.into_iter().filter(|file| file.is_file()).filter_map(|file| {
+            let text = fs::read_to_string(&file).ok()?;
+            text.contains(&format!("-----BEGIN {NAME}-----")).then_some((file, text))
+        });
+        rows.extend(texts.map(|(file, text)| Row::of(&file, &text)));
+    }
+    let text = if json {
+        serde_json::to_string(&Report { schema: SCHEMA, references: &rows })?
+    } else {
+        table(&rows)
+    };
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")?;
+    let unusable = rows.iter().filter(|row| !row.usable).count();
+    ensure!(unusable == 0, "{unusable} of {} references cannot be used", rows.len());
+    Ok(())
+}
+
+/// References for people, a line each.
+fn table(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return "No references.".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(["REFERENCE", "TYPE", "KEY", "STATE"]);
+    table.add_rows(rows.iter().map(|row| {
+        let state = if row.usable { "usable" } else { "unusable" };
+        let remark = row.remark.as_ref().map(|remark| format!(": {remark}")).unwrap_or_default();
+        [
+            row.reference.display().to_string(),
+            row.kind.unwrap_or("-").to_owned(),
+            row.key.as_deref().unwrap_or("-").to_owned(),
+            format!("{state}{remark}"),
+        ]
+    }));
+    table.trim_fmt()
+}
+
 /// The types of keys that a vault takes: RSA and RSA-PSS (RFC 8017, C), EC (RFC 5480, 2.1.1), Ed25519 (RFC 8410, 3).
-const KEYS: [ObjectIdentifier; 4] = [
-    ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1"),
-    ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.10"),
-    ObjectIdentifier::new_unwrap("1.2.840.10045.2.1"),
-    ObjectIdentifier::new_unwrap("1.3.101.112"),
+const KEYS: [(ObjectIdentifier, &str); 4] = [
+    (ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1"), "RSA"),
+    (ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.10"), "RSA-PSS"),
+    (ObjectIdentifier::new_unwrap("1.2.840.10045.2.1"), "EC"),
+    (ObjectIdentifier::new_unwrap("1.3.101.112"), "Ed25519"),
 ];
 
 /// Returns the SubjectPublicKeyInfo, in DER, of the private key in the PEM file `path`, as the `openssl` command
@@ -164,7 +291,7 @@ fn public_part(path: &Path) -> Result<Vec<u8>> {
         .context("openssl's answer is no public key in DER")?;
     let of = public.algorithm.oid;
     ensure!(
-        KEYS.contains(&of),
+        KEYS.iter().any(|(known, _)| *known == of),
         "keys of this type ({of}) are not supported: RSA, RSA-PSS, EC and Ed25519 are"
     );
     Ok(command.stdout)
@@ -240,7 +367,7 @@ mod tests {
             &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"],
             &["-algorithm", "ED25519"],
         ];
-        for (kind, type_) in kinds.into_iter().zip(KEYS) {
+        for (kind, (type_, type_name)) in kinds.into_iter().zip(KEYS) {
             let key = key(directory.path(), kind);
             let public = public_part(&key).unwrap();
             let path = "/a/".to_owned() + &"long".repeat(40) + "/key.pem";
@@ -252,6 +379,11 @@ mod tests {
             assert_eq!((read.version, read.path.as_str()), (1, &path[..]));
             assert_eq!(read.public.algorithm.oid, type_);
             assert!(der.ends_with(&public));
+
+            let text = reference(key.to_str().unwrap(), &public).unwrap();
+            let row = Row::of(Path::new("of.ref.pem"), &text);
+            assert_eq!((row.key.as_deref(), row.kind), (key.to_str(), Some(type_name)));
+            assert!(row.usable && row.remark.is_none(), "{:?}", row.remark);
 
             fs::write(&key, text).unwrap();
             assert_eq!(public_part(&key).unwrap_err().to_string(), "it is a reference already");

@@ -12,6 +12,7 @@ mod policy;
 mod signatures;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -451,6 +452,59 @@ fn has_drawn_for_aws_lc(pid: i32) -> bool {
     let mappings = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let flags = mappings.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
     flags.into_iter().any(|flags| flags.split_whitespace().any(|flag| flag == "wf"))
+}
+
+#[test]
+fn references_are_listed_with_what_became_of_their_keys() {
+    let Some(house) = House::new() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let list = |paths: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+        let output = command.args(["vault", "list"]).args(paths).stdin(Stdio::null()).output().unwrap();
+        let (text, said) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+        (output.status.code(), text, said.into_owned())
+    };
+    let here = directory.path().to_str().unwrap();
+    assert_eq!(list(&[here]), (Some(0), "No references.\n".to_owned(), String::new()));
+
+    for (name, kind) in [("a", Kind::P256), ("b", Kind::Ed25519), ("c", Kind::Rsa)] {
+        let key = at(&format!("{name}.key"));
+        fs::copy(house.key(kind).private, &key).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+        house.orrery(&["vault", "wrap", &key]);
+    }
+    let line = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.contains(&format!("{name}.ref.pem"))).unwrap_or_default();
+        line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+    };
+    let (status, text, said) = list(&[here]);
+    assert_eq!((status, text.lines().count(), said.as_str()), (Some(0), 4, ""), "{text}");
+    for (name, kind) in [("a", "EC"), ("b", "Ed25519"), ("c", "RSA")] {
+        assert_eq!(line(&text, name), format!("{kind} {} usable", at(&format!("{name}.key"))), "{text}");
+    }
+
+    fs::copy(house.key(Kind::P384).private, at("a.key")).unwrap();
+    fs::remove_file(at("b.key")).unwrap();
+    fs::set_permissions(at("c.key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let (status, text, said) = list(&[here]);
+    assert_eq!(status, Some(1), "{text}");
+    assert!(said.contains("2 of 3 references cannot be used"), "{said}");
+    assert!(line(&text, "a").ends_with("unusable: the file has another key now: wrap it again"), "{text}");
+    assert!(line(&text, "b").contains("unusable: cannot read it: No such file"), "{text}");
+    assert!(line(&text, "c").contains("usable: others than its owner may read the key: chmod 600"), "{text}");
+
+    // A file that is named is shown, whatever is in it.
+    fs::write(at("nonsense"), "nonsense").unwrap();
+    let (status, text, _) = list(&["--json", &at("c.ref.pem"), &at("nonsense")]);
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let rows = report["references"].as_array().unwrap();
+    assert_eq!((status, &report["schema"], rows.len()), (Some(1), &1.into(), 2), "{text}");
+    assert_eq!((&rows[0]["type"], &rows[0]["usable"]), (&"RSA".into(), &true.into()), "{text}");
+    assert_eq!(rows[0]["key"].as_str(), Some(&*at("c.key")), "{text}");
+    assert_eq!((&rows[1]["usable"], rows[1]["key"].is_null()), (&false.into(), true), "{text}");
+    assert_eq!(list(&["/nonexistent"]).0, Some(1));
 }
 
 #[test]

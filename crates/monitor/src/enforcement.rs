@@ -47,6 +47,8 @@ impl Enforcement {
         let mut reasons = Vec::new();
         if policy.learning {
             reasons.push("what the program does is to be learnt".to_owned());
+        } else if policy.audited {
+            reasons.push("which entries are used is to be reported".to_owned());
         } else if guard.ask.is_some() {
             reasons.push("what the policy does not allow is to be asked about".to_owned());
         } else if policy.opens == Opens::Monitor {
@@ -96,7 +98,7 @@ impl Guard {
         } else {
             held("open, openat, creat, openat2", MONITOR, &enforcement.by_monitor.join("; "));
         }
-        if self.policy.all_visible() && !self.policy.learning {
+        if self.policy.all_visible() && !self.policy.is_recorded() {
             held("stat, access, readlink, statfs ...", NOBODY, "everything may be looked at");
         } else {
             held(
@@ -119,7 +121,7 @@ impl Guard {
         } else {
             held("execve", "the monitor and the kernel", "the monitor tells, Landlock holds");
         }
-        if self.policy.network.is_everything() && !self.policy.learning {
+        if self.policy.network.is_everything() && !self.policy.is_recorded() {
             held("connect, bind, sendto ...", NOBODY, "all addresses are allowed");
         } else {
             held("connect, bind, sendto ...", MONITOR, "the policy limits addresses");

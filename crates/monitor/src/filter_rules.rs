@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 use syscalls::Sysno;
 
+use crate::audit::can_be_asked;
 use crate::perform::network::ROUTES;
 use crate::perform::processes::{F_SETOWN_EX, FIOSETOWN, SIOCSPGRP};
 use crate::perform::{About, HANDLERS};
@@ -16,8 +17,8 @@ use orrery_sys::seccomp::{Action, Condition, Filter};
 /// from the monitor by itself.
 pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter {
     let mut rules = Filter::new(Action::Allow);
-    let looking = !policy.all_visible() || policy.learning;
-    let network = !policy.network.is_everything() || policy.learning;
+    let looking = !policy.all_visible() || policy.is_recorded();
+    let network = !policy.network.is_everything() || policy.is_recorded();
     if let Some(errno) = policy.calls.otherwise {
         rules.set_default(Action::Fail(errno));
         for call in ALWAYS.iter().filter_map(|name| name.parse::<Sysno>().ok()) {
@@ -109,6 +110,7 @@ pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter
             (Word::Allow, Some(About::Routes)) if network => routes(&mut rules),
             (Word::Allow, Some(About::Routes)) => rules.set(*call, Action::Allow),
             (Word::Allow, Some(_)) => rules.set(*call, Action::Notify),
+            (Word::Allow, None) if policy.audited && can_be_asked(*call) => rules.set(*call, Action::Notify),
             (Word::Allow, None) => rules.set(*call, Action::Allow),
             (Word::Log | Word::Deny(_), _) => rules.set(*call, Action::Notify),
         }
@@ -258,7 +260,7 @@ fn sends(policy: &Policy, rules: &mut Filter) {
 }
 
 /// Without these no program starts or ends.
-const ALWAYS: &[&str] = &[
+pub(crate) const ALWAYS: &[&str] = &[
     "arch_prctl",
     "brk",
     "exit",

@@ -73,6 +73,14 @@ impl Guard {
         self
     }
 
+    /// Records what the policy allows, for [`Guarded::usage`](crate::Guarded::usage). The monitor then opens all files, and is asked about
+    /// all paths and addresses, and about the calls that the policy names under `allow`.
+    #[must_use]
+    pub fn audit(mut self) -> Self {
+        self.policy.audited = true;
+        self
+    }
+
     /// Whether [`learn`](Self::learn) replaces what the file says.
     #[must_use]
     pub fn forget(mut self, forget: bool) -> Self {

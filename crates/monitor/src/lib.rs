@@ -21,6 +21,7 @@
 //! [seccomp(2)]: https://man7.org/linux/man-pages/man2/seccomp.2.html
 
 mod answer;
+mod audit;
 mod blocking;
 mod callback;
 mod caller;
@@ -56,6 +57,7 @@ mod system_files;
 mod thread_pool;
 mod view;
 
+pub use audit::{Audit, Unused, Usage};
 pub use callback::{Decision, Request};
 pub use enforcement::Explanation;
 pub use error::Error;

@@ -139,8 +139,14 @@ impl Monitor {
         if let Some(outcome) = self.ruled(&syscall).or_else(|| self.by_callback(&syscall)) {
             return outcome;
         }
-        if handler.is_some() && syscall.is_logged() {
-            self.state.log.allowed(syscall.process(), syscall.notification.thread, syscall.name());
+        if handler.is_some() {
+            match syscall.word() {
+                Some(Word::Log) => {
+                    self.state.log.allowed(syscall.process(), syscall.notification.thread, syscall.name());
+                }
+                Some(Word::Allow) if self.state.policy.audited => self.state.recorder.call(syscall.name()),
+                _ => (),
+            }
         }
         let outcome = handler.unwrap_or(named)(&syscall);
         if let (Err(Errno::CANCELED), Some(value)) = (&outcome, syscall.returns.get()) {

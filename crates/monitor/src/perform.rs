@@ -174,6 +174,11 @@ pub(crate) fn named(syscall: &Syscall<'_>) -> Outcome {
             syscall.refuse(&Event::Call { reason: "the policy denies it" });
             return Err(*errno);
         }
+        // Without an audit nothing is asked about such calls, but for some of prctl(2).
+        Some(Word::Allow) if syscall.state.policy.audited => {
+            syscall.state.recorder.call(syscall.name());
+            return if syscall.name() == "prctl" { change_credentials(syscall) } else { Ok(Answer::GoOn) };
+        }
         Some(Word::Allow) | None => (),
     }
     let why = REFUSED.iter().find(|(name, _)| *name == syscall.name());

@@ -52,6 +52,8 @@ pub struct Policy {
     pub(crate) refusal: Refusal,
     /// Nothing is refused: what the program does is to be recorded.
     pub(crate) learning: bool,
+    /// What of it is used is to be recorded.
+    pub(crate) audited: bool,
     /// Who decides about files that are opened.
     pub(crate) opens: Opens,
     /// What else is asked.
@@ -137,6 +139,7 @@ impl Policy {
             capabilities: capabilities::ORDINARY,
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
+            audited: false,
             opens: Opens::Monitor,
             rules: None,
             profiles: Vec::new(),
@@ -160,6 +163,11 @@ impl Policy {
     pub fn with_seccomp_profile(mut self, profile: SeccompProfile) -> Self {
         self.profiles.push(profile);
         self
+    }
+
+    /// Whether what the program does is recorded, so that the monitor has to see all of it.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.learning || self.audited
     }
 
     /// Whether everything may be looked at, however it is reached.

@@ -81,9 +81,30 @@ impl PolicyRecorder {
         held(&self.bind).insert(described(address), address.clone());
     }
 
-    /// A call that is refused under every policy, or unless it says so.
+    /// A call that is refused under every policy, or unless it says so; in an audit, one that the policy names and allows.
     pub(crate) fn call(&self, name: &'static str) {
         held(&self.calls).insert(name);
+    }
+
+    /// What was done to which files.
+    pub(crate) fn files(&self) -> BTreeMap<Vec<u8>, Rights> {
+        held(&self.files).clone()
+    }
+
+    /// All that was made.
+    pub(crate) fn all_made(&self) -> BTreeSet<Vec<u8>> {
+        held(&self.made).clone()
+    }
+
+    /// What was connected to, and what was bound.
+    pub(crate) fn addresses(&self) -> (Vec<Address>, Vec<Address>) {
+        let all = |of: &Mutex<BTreeMap<String, Address>>| held(of).values().cloned().collect();
+        (all(&self.connect), all(&self.bind))
+    }
+
+    /// The calls.
+    pub(crate) fn calls(&self) -> BTreeSet<&'static str> {
+        held(&self.calls).clone()
     }
 
     /// The text of a policy that allows what `known` allows and what was done, and little more. `text` is that of
@@ -296,7 +317,7 @@ fn is_made_up(name: &[u8]) -> bool {
 }
 
 /// Whether `path` lies at or beneath `entry`.
-fn covers(entry: &[u8], path: &[u8]) -> bool {
+pub(crate) fn covers(entry: &[u8], path: &[u8]) -> bool {
     let entry = crate::policy::trees::trimmed(entry);
     path.starts_with(entry) && matches!(path.get(entry.len()), None | Some(b'/'))
 }

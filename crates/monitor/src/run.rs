@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
 use crate::Error;
+use crate::audit::Usage;
 use crate::guard::Guard;
 use crate::learning::Learning;
 use crate::spawn::spawn;
@@ -40,6 +41,14 @@ pub struct Guarded {
     pub(crate) process: rustix::process::Pid,
     pub(crate) state: Arc<State>,
     pub(crate) learning: Option<Learning>,
+}
+
+impl Guarded {
+    /// Returns what the policy allows to the program, which goes on being recorded, if [`Guard::audit`] asked for that.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage(Arc::clone(&self.state))
+    }
 }
 
 impl Run {

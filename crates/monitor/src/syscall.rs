@@ -124,11 +124,13 @@ impl Syscall<'_> {
             .map_or("unknown", |call| call.name())
     }
 
-    /// Whether the policy has such calls written down.
-    pub(crate) fn is_logged(&self) -> bool {
+    /// What the policy says of such calls by name.
+    pub(crate) fn word(&self) -> Option<Word> {
         let words = &self.state.policy.calls.words;
-        let call = usize::try_from(self.notification.number).ok().and_then(Sysno::new);
-        !words.is_empty() && call.is_some_and(|call| words.get(&call) == Some(&Word::Log))
+        if words.is_empty() {
+            return None;
+        }
+        words.get(&usize::try_from(self.notification.number).ok().and_then(Sysno::new)?).copied()
     }
 
     /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be
@@ -231,7 +233,7 @@ impl Syscall<'_> {
         if own {
             self.state.made.insert(path);
         }
-        if self.state.policy.learning {
+        if self.state.policy.learning || self.state.policy.audited && own {
             self.state.recorder.made(path);
         }
     }
@@ -244,9 +246,17 @@ impl Syscall<'_> {
             self.ask_rules(name)?;
         }
         if rights.contains(needed) {
+            self.record_use(needed, name);
             return Ok(());
         }
         self.refuse_or_ask(&Event::File { path: name, missing: needed - rights })
+    }
+
+    /// Records for an audit what the policy has allowed.
+    pub(crate) fn record_use(&self, rights: Rights, name: &[u8]) {
+        if self.state.policy.audited && !name.is_empty() {
+            self.state.recorder.file(name, rights);
+        }
     }
 
     /// Refuses, unless the program that is asked about what the policy does not allow, if there is one, allows it.

@@ -28,6 +28,7 @@ from _pytest.warnings import catch_warnings_for_item
 from orrery import _pytest_frames as frames
 from orrery._library import library
 from orrery._pytest_coverage import Coverage
+from orrery._pytest_warmup import warm_up
 from orrery.errors import Error
 
 #: What the shared byte says of a test's reports.
@@ -88,6 +89,8 @@ class Runner:
 
     def __init__(self, session: Any, connection: socket.socket, traceback_file: Any, live: bool) -> None:
         self.session, self.config = session, session.config
+        #: Calls hooks.
+        self.hook = self.config.hook
         self.connection = connection
         #: Whether tests print to the terminal themselves.
         self.live = live
@@ -113,6 +116,7 @@ class Runner:
         self.kept: list[Any] = []
         self.following: Any = None
         self.reports: list[Any] = []
+        self.warm = False
         self.library: Any = None
         self.absence: Optional[str] = None
         try:
@@ -131,6 +135,10 @@ class Runner:
                 manager.unregister(plugin)
         manager.register(self, "orrery-runner")
         self.coverage.begin_runner(manager)
+        if not self.live:
+            # Of a version of pytest that this does not fit tests are run all the same.
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                self.warm = warm_up(self)
         # A full collection of garbage would else write to every object that is there to stay.
         gc.freeze()
         while True:
@@ -233,7 +241,7 @@ class Runner:
         self.reports = []
         ended: dict[str, Any] = {}
         try:
-            self.config.hook.pytest_runtest_protocol(item=item, nextitem=self.following)
+            self.hook.pytest_runtest_protocol(item=item, nextitem=self.following)
         except BaseException as error:
             ended = _ended_by(error)
         return self.reports, ended
@@ -415,7 +423,7 @@ class Runner:
         # What was printed so far is to be read before what is reported.
         _flush()
         warned, self.warnings = self.warnings, []
-        serialize = self.config.hook.pytest_report_to_serializable
+        serialize = self.hook.pytest_report_to_serializable
         return {
             "reports": [serialize(config=self.config, report=report) for report in reports],
             "coverage": self.coverage.take(),

@@ -74,6 +74,10 @@ class Session:
             factory = getattr(self.config, "_tmp_path_factory", None)
             if factory is not None:
                 factory.getbasetemp()
+            for item in session.items:
+                # Both processes ask for these. The runner would work them out for each test, since what they are found by is undone.
+                with contextlib.suppress(Exception):
+                    item.location, item.ihook
             # Imported by now, if tests are measured.
             self.coverage = Coverage()
         if self.traceback_file is None:

@@ -14,6 +14,7 @@ mod network;
 mod profiles;
 mod scene;
 mod settings;
+mod unused;
 mod view;
 
 use std::fs;

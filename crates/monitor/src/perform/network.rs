@@ -225,10 +225,12 @@ impl Syscall<'_> {
 
     fn permit_connect(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
         self.ask_rules_of_address(address, redirected)?;
-        if self.state.policy.learning && *address != Address::Unspecified {
+        let permitted = permits(&self.state.policy.network.connect, address);
+        let recorded = self.state.policy.learning || self.state.policy.audited && permitted;
+        if recorded && *address != Address::Unspecified {
             self.state.recorder.connect(address);
         }
-        if permits(&self.state.policy.network.connect, address) {
+        if permitted {
             return Ok(());
         }
         self.refuse_or_ask(&Event::Address { text: described(address) })
@@ -236,10 +238,12 @@ impl Syscall<'_> {
 
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
         self.ask_rules_of_address(address, false)?;
-        if self.state.policy.learning && *address != Address::Unspecified {
+        let permitted = permits(&self.state.policy.network.bind, address);
+        let recorded = self.state.policy.learning || self.state.policy.audited && permitted;
+        if recorded && *address != Address::Unspecified {
             self.state.recorder.bind(address);
         }
-        if permits(&self.state.policy.network.bind, address) {
+        if permitted {
             return Ok(());
         }
         self.refuse_or_ask(&Event::Address { text: described(address) })

@@ -171,7 +171,7 @@ fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Err
         || wanted.flags.contains(OFlags::PATH)
         || !wanted.within.is_empty()
         || wanted.is_temporary()
-        || syscall.state.policy.learning
+        || syscall.state.policy.is_recorded()
     {
         return Ok(None);
     }

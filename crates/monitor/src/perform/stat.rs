@@ -35,7 +35,7 @@ fn seen(syscall: &Syscall<'_>, directory: i32, path: &[u8], follow: bool) -> Res
 /// What a plain path means where the policy lets it be looked at: no link lies on the way, but the file may be one.
 fn seen_at_once(syscall: &Syscall<'_>, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     if is_plain(path)
-        && !syscall.state.policy.learning
+        && !syscall.state.policy.is_recorded()
         && syscall.state.policy.rights(path).contains(Rights::STAT)
         && syscall.passes(path)
     {
@@ -171,7 +171,7 @@ fn may(syscall: &Syscall<'_>, directory: i32, path: &[u8], mode: i32, flags: i32
     let file = seen_or_held(syscall, directory, path, flags)?;
     if !path.is_empty() && mode != libc::F_OK && !syscall.state.policy.learning {
         let found = syscall.examine(file.try_clone().map_err(|_| Errno::MFILE)?, Some(Rights::empty()))?;
-        let (rights, _) = syscall.rights(&found);
+        let (rights, name) = syscall.rights(&found);
         let any = |wanted: Rights| rights.intersects(wanted);
         let directory = crate::file::is_directory(&found.stat);
         if mode & libc::R_OK != 0 && !any(Rights::READ | Rights::LIST)
@@ -180,6 +180,13 @@ fn may(syscall: &Syscall<'_>, directory: i32, path: &[u8], mode: i32, flags: i32
         {
             return Err(Errno::ACCESS);
         }
+        let asked = [
+            (libc::R_OK, Rights::READ | Rights::LIST),
+            (libc::W_OK, Rights::WRITE | Rights::CREATE),
+            (libc::X_OK, Rights::EXECUTE),
+        ];
+        let asked = asked.into_iter().filter(|(bit, _)| mode & bit != 0).map(|(_, rights)| rights);
+        syscall.record_use(asked.fold(Rights::empty(), |all, right| all | right) & rights, &name);
     }
     // The monitor has become the caller with its real ids where those differ: so as whom it is effectively.
     // SAFETY: the kernel reads an empty text.

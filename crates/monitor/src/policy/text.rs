@@ -58,6 +58,7 @@ fn build(document: &Document) -> Result<Policy, Fault> {
         capabilities: kept(document.capabilities())?,
         refusal,
         learning: false,
+        audited: false,
         opens,
         rules: None,
         profiles: profiles(document.calls().seccomp.as_ref())?,
@@ -65,7 +66,10 @@ fn build(document: &Document) -> Result<Policy, Fault> {
 }
 
 /// What `read` makes of an entry.
-fn of<T>(entry: &Spanned<String>, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Fault> {
+pub(crate) fn of<T>(
+    entry: &Spanned<String>,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, Fault> {
     read(entry.get_ref()).map_err(|message| Fault { span: entry.span(), message })
 }
 
@@ -180,6 +184,11 @@ fn lexical(path: &Path) -> PathBuf {
     plain
 }
 
+/// The path under which programs are asked about what an entry of `[files]` means.
+pub(crate) fn entry_path(text: &str) -> Result<Vec<u8>, String> {
+    Ok(real(&absolute(text)?).into_os_string().into_vec())
+}
+
 /// The path with all links followed, as far as it exists.
 pub(crate) fn real(path: &Path) -> PathBuf {
     let mut missing: Vec<&OsStr> = Vec::new();
@@ -204,7 +213,7 @@ pub(crate) fn real(path: &Path) -> PathBuf {
     }
 }
 
-fn addresses(entries: &Entries) -> Result<Vec<Allowed>, Fault> {
+pub(crate) fn addresses(entries: &Entries) -> Result<Vec<Allowed>, Fault> {
     entries
         .iter()
         .map(|entry| {

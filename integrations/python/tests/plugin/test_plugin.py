@@ -593,6 +593,48 @@ def test_debugger(suite):
     child.expect(pexpect.EOF)
 
 
+def test_only_pytest_itself_is_run_ahead(suite):
+    """What has run before is cached, so that tests begin with that. Hooks and fixtures of the project have not run, and nothing is left."""
+    suite.make(
+        conftest="""
+            import os, pytest
+
+            SEEN = []
+
+            def pytest_runtest_setup(item): SEEN.append(item.name)
+            def pytest_runtest_teardown(item): SEEN.append("down")
+            def pytest_runtest_makereport(item, call): SEEN.append(call.when)
+            def pytest_report_to_serializable(report): SEEN.append("sent")
+
+            @pytest.fixture(autouse=True)
+            def auto(): SEEN.append("auto")
+
+            @pytest.fixture
+            def monkeypatch(): SEEN.append("patch")
+
+            @pytest.fixture
+            def seen(request):
+                session, manager = request.session, request.config.pluginmanager
+                assert "gethookproxy" not in vars(session) and session._setupstate.stack
+                assert manager.getplugin("orrery-runner").hook is request.config.hook
+                assert request.node.name in os.environ["PYTEST_CURRENT_TEST"]
+                return SEEN
+        """,
+        test_it="""
+            import pytest, random
+            random.seed(5)
+            @pytest.mark.parametrize("number", range(3))
+            def test(number, seen, monkeypatch, request):
+                assert seen == [f"test[{number}]", "auto", "patch", "setup"]
+                assert request.config.pluginmanager.getplugin("orrery-runner").warm
+                assert random.random() == random.Random(5).random()
+        """,
+    )
+    done = suite.orrery()
+    done.assert_outcomes(passed=3)
+    assert "in a forked process" not in done.stdout.str()
+
+
 def test_it_does_nothing_unless_asked(suite):
     suite.make(test_it="import os\nSTATE = []\ndef test_1(): STATE.append(os.getppid())\ndef test_2(): assert STATE\n")
     done = suite.run()
