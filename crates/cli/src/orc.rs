@@ -52,13 +52,3 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Part(arguments) => serve::run_part(arguments),
     }
 }
-
-/// Formats a number of bytes with a unit.
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..0x400 => format!("{bytes} B"),
-        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x2_8000_0000 => format!("{} MiB", bytes >> 20),
-        _ => format!("{} GiB", bytes >> 30),
-    }
-}

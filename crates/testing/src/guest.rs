@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The first program. It loads `/modules/*` in order, waits for the block device of a virtio-pmem, which comes some time later, prints `READY` on the first serial port, and then runs each line that comes in on the second
-/// one by a shell, whose output it writes there, followed by a line with [`END`] and the exit status.
+/// The first program. It loads `/modules/*` in order, waits for the block device of a virtio-pmem, which comes some time later, prints
+/// `READY` on the first serial port, and then runs each line that comes in on the second one by a shell, whose output it writes there, followed by a line with `END` and the exit status.
 pub const INIT: &str = r#"#!/bin/busybox sh
 export PATH=/bin
 /bin/busybox --install -s /bin

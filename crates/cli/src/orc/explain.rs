@@ -9,9 +9,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
 use orrery_orc_store::explain::Process;
 use orrery_orc_store::measure::{MappingUsage, mappings};
+use orrery_policy::values::shown_size;
 use serde::Serialize;
-
-use super::size;
 
 /// Show which pages of a process are private, and why.
 #[derive(Args)]
@@ -69,7 +68,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn right(bytes: u64) -> Cell {
-    Cell::new(size(bytes)).set_alignment(CellAlignment::Right)
+    Cell::new(shown_size(bytes)).set_alignment(CellAlignment::Right)
 }
 
 fn all(rows: &[Row]) -> String {

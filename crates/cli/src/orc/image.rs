@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_orc_rootfs::image::{self, Image};
+use orrery_policy::values::shown_size;
 use serde_json::json;
-
-use super::size;
 
 /// The version of the JSON.
 const SCHEMA: u32 = 1;
@@ -83,7 +82,12 @@ fn print(as_json: bool, output: &Path, image: &Image) {
         println!("{row}");
         return;
     }
-    println!("{}: {files} files, {}, in an image of {}", output.display(), size(*bytes), size(*length));
+    println!(
+        "{}: {files} files, {}, in an image of {}",
+        output.display(),
+        shown_size(*bytes),
+        shown_size(*length)
+    );
     println!("  blake3: {id}");
     println!("  qemu:   -object {object} -device {device}");
     println!("  guest:  {mount}");

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_orc_rootfs::{Content, Error, Layout, Summary, links};
-
-use super::size;
+use orrery_policy::values::shown_size;
 
 /// Where contents are by default.
 pub(super) const CONTENT: &str = "/var/lib/orrery/content";
@@ -82,8 +81,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         println!(
             "{}: {files} files, {}, of which {} were there",
             layout.tree().display(),
-            size(bytes),
-            size(bytes - new_bytes)
+            shown_size(bytes),
+            shown_size(bytes - new_bytes)
         );
     }
     Ok(())

@@ -12,9 +12,9 @@ use comfy_table::{Cell, CellAlignment, Table};
 use orrery_orc_client::report::Report;
 use orrery_orc_client::{Client, default_directory};
 use orrery_orc_store::measure::{Measurement, measure};
+use orrery_policy::values::shown_size;
 use serde::Serialize;
 
-use super::size;
 use crate::repeat::Repeat;
 
 /// Show the store's objects, their holders, and the bytes saved, as the kernel counts pages.
@@ -111,9 +111,9 @@ fn tables(look: &Look, objects: bool) -> String {
         trust_domains.add_row([
             Cell::new(name),
             right(saving.objects.to_string()),
-            right(size(saving.stored)),
-            right(size(saving.mapped)),
-            right(format!("{sign}{}", size(saving.saved.unsigned_abs()))),
+            right(shown_size(saving.stored)),
+            right(shown_size(saving.mapped)),
+            right(format!("{sign}{}", shown_size(saving.saved.unsigned_abs()))),
         ]);
     }
     let mut programs = new_table(&["PROGRAM", "TRUST DOMAIN", "PROCESSES", "OBJECTS", "MAPPED", "SAVED"]);
@@ -124,8 +124,8 @@ fn tables(look: &Look, objects: bool) -> String {
                 Cell::new(domain),
                 right(used.processes.to_string()),
                 right(used.objects.to_string()),
-                right(size(used.mapped)),
-                right(size(used.saved)),
+                right(shown_size(used.mapped)),
+                right(shown_size(used.saved)),
             ]);
         }
     }
@@ -137,7 +137,7 @@ fn tables(look: &Look, objects: bool) -> String {
             list.add_row([
                 Cell::new(&object.id),
                 Cell::new(&object.trust_domain),
-                right(size(object.length)),
+                right(shown_size(object.length)),
                 Cell::new(if object.executable { "yes" } else { "" }),
                 right(object.served.to_string()),
                 Cell::new(holders.join(" ")),

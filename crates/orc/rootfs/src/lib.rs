@@ -15,7 +15,7 @@
 //!
 //! What is done: [`Content`] adds the bytes of a file, [`names::write`] makes the names of a tree, [`overlay::mount`] shows it. What comes
 //! from another machine is a description ([`Tree`]), whose contents arrive one by one ([`Incoming`]); a [`Layout`] is where all of it lies.
-//! Virtual machines share a tree as an [image](image) that all of them map.
+//! Virtual machines share a tree as an [`image`] that all of them map.
 
 mod attributes;
 pub mod content;
