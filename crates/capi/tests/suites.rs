@@ -27,11 +27,12 @@ struct Suite {
 
 const ZLIB: &str = "-DHAVE_UNISTD_H -D_LARGEFILE64_SOURCE=1 -I. adler32.c crc32.c deflate.c infback.c inffast.c inflate.c inftrees.c trees.c \
                     zutil.c compress.c uncompr.c gzclose.c gzlib.c gzread.c gzwrite.c";
+const MIMALLOC: &str = "-Iinclude src/static.c";
 const OPENSSL: &str =
     "-I. -Iinclude -Iapps/include -Itest test/testutil/*.c apps/lib/opt.c libssl.a libcrypto.a";
 const ALL: &[u32] = &[1, 2, 1000];
-/// Of libraries with pthread_key_create(3): a process has 1,024 keys, of which an instance of libcrypto has six.
-const KEYS: &[u32] = &[1, 2, 100];
+/// Of libcrypto, whose tests have not been tried in more.
+const HUNDRED: &[u32] = &[1, 2, 100];
 /// Of tests that take a second and more.
 const FEW: &[u32] = &[1, 2, 20];
 
@@ -71,18 +72,27 @@ const KNOWN: &[Known] = &[
         }],
     },
     Known {
+        package: "mimalloc",
+        prepare: ":",
+        suites: &[
+            Suite { name: "test-api", build: MIMALLOC, counts: FEW },
+            // It has 32 threads.
+            Suite { name: "test-stress", build: MIMALLOC, counts: &[1, 2] },
+        ],
+    },
+    Known {
         package: "openssl",
         // Assembly names a variable of the library (OPENSSL_ia32cap_P), which the pass refuses to move.
         prepare: "./Configure linux-x86_64-clang no-shared no-asm no-module no-dso && make -j2 build_generated libcrypto.a libssl.a",
         suites: &[
-            openssl("sha_test", KEYS),
-            openssl("hmactest", KEYS),
-            openssl("aesgcmtest", KEYS),
-            openssl("asn1_encode_test", KEYS),
-            openssl("pkcs7_test", KEYS),
-            openssl("rand_test", KEYS),
-            openssl("stack_test", KEYS),
-            openssl("x509_time_test", KEYS),
+            openssl("sha_test", HUNDRED),
+            openssl("hmactest", HUNDRED),
+            openssl("aesgcmtest", HUNDRED),
+            openssl("asn1_encode_test", HUNDRED),
+            openssl("pkcs7_test", HUNDRED),
+            openssl("rand_test", HUNDRED),
+            openssl("stack_test", HUNDRED),
+            openssl("x509_time_test", HUNDRED),
             openssl("evp_kdf_test", FEW),
             openssl("property_test", FEW),
             openssl("rsa_test", FEW),

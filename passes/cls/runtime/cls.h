@@ -39,6 +39,7 @@ struct orrery_cls_own {
     void *instance;                  /* stored by the loader; null in the library's own state */
     struct exit_entry *exits;        /* functions to be called at the end of the instance */
     struct orrery_cls_block *blocks; /* thread-local variables of all threads; a copy of the state has none */
+    struct orrery_cls_keys *keys;    /* of thread-specific data */
 };
 
 /* How large a unit's alignment is, and a reference that is for the linker. */

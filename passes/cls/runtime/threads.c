@@ -2,28 +2,17 @@
 #include "own.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define SHARED __attribute__((section("orrery_cls_shared_bss")))
 
 extern char __start_orrery_cls_tls[] HIDDEN __attribute__((weak));
 extern char __stop_orrery_cls_tls[] HIDDEN __attribute__((weak));
 extern void *__dso_handle;
 
 extern int __cxa_atexit(void (*function)(void *), void *argument, void *library);
-
-/* The thread-local variables of one thread in one instance. They are behind it. */
-struct orrery_cls_block {
-    struct orrery_cls_block *next_of_thread;
-    struct orrery_cls_block *next_of_instance;
-    struct orrery_cls_thread *thread;
-    intptr_t delta;
-    struct exit_entry *exits;
-    char *bytes;
-};
 
 /* Guards the lists of blocks. */
 static pthread_mutex_t lock SHARED;
@@ -32,6 +21,8 @@ static int has_key SHARED;
 
 /* The instance in which the library made the calling thread; null in threads that others made. */
 static __thread void *made_in __attribute__((tls_model("initial-exec")));
+/* In how many rounds of destructors of keys the calling thread's end was noticed. */
+static __thread unsigned rounds __attribute__((tls_model("initial-exec")));
 
 static void fatal(const char *text) {
     fprintf(stderr, "orrery: %s\n", text);
@@ -74,14 +65,40 @@ static void use_block(const struct orrery_cls_block *block) {
 }
 
 static void drop(struct orrery_cls_block *block) {
+    free(block->values);
     free(block->bytes);
     free(block);
 }
 
-/* The calling thread ends: so do its variables in every instance. */
+/* Returns a block of the calling thread whose destructors have not run in this round; null if there is none. */
+static struct orrery_cls_block *next_of_round(struct orrery_cls_thread *thread) {
+    pthread_mutex_lock(&lock);
+    struct orrery_cls_block *block = thread->blocks;
+    while (block && block->round == rounds)
+        block = block->next_of_thread;
+    if (block)
+        block->round = rounds;
+    pthread_mutex_unlock(&lock);
+    return block;
+}
+
+/*
+ * The calling thread ends: so do its variables in every instance. Destructors of keys, those of other libraries, too, may use them, and
+ * run in several rounds, as often as keys have values again. So the variables go in the last one.
+ */
 static void thread_ends(void *words) {
     struct orrery_cls_thread *thread = words;
     intptr_t delta = thread->delta;
+    rounds++;
+    for (struct orrery_cls_block *block; (block = next_of_round(thread));) {
+        thread->delta = block->delta;
+        use_block(block);
+        orrery_cls_run(&block->exits);
+        orrery_cls_run_keys(block);
+    }
+    thread->delta = delta;
+    if (rounds < PTHREAD_DESTRUCTOR_ITERATIONS && !pthread_setspecific(key, words))
+        return;
     for (;;) {
         pthread_mutex_lock(&lock);
         struct orrery_cls_block *block = thread->blocks;
@@ -118,6 +135,12 @@ __attribute__((destructor(102))) static void unload(void) {
         pthread_key_delete(key);
 }
 
+/* Where the pointer to a block is: behind its variables. */
+static struct orrery_cls_block **behind(char *bytes) {
+    size_t size = (size_t)(__stop_orrery_cls_tls - __start_orrery_cls_tls);
+    return (struct orrery_cls_block **)(bytes + (size + 7) / 8 * 8);
+}
+
 static struct orrery_cls_block *current_block(void) {
     struct orrery_cls_thread *thread = &__orrery_cls_thread;
     struct orrery_cls_block *block;
@@ -136,6 +159,7 @@ static struct orrery_cls_block *current_block(void) {
         orrery_cls_watch_thread())
         fatal("no memory for the thread-local variables of an instance");
     memcpy(block->bytes, __start_orrery_cls_tls + thread->delta, size);
+    *behind(block->bytes) = block;
     block->thread = thread;
     block->delta = thread->delta;
     pthread_mutex_lock(&lock);
@@ -155,6 +179,8 @@ HIDDEN char *__orrery_cls_thread_block(void) {
     int current = block && thread->block_delta == thread->delta;
     return __builtin_expect(current, 1) ? block : current_block()->bytes;
 }
+
+HIDDEN struct orrery_cls_block *orrery_cls_block(void) { return *behind(__orrery_cls_thread_block()); }
 
 /* At the end of an instance: destructors of all threads' variables, here. No thread is in the instance any more. */
 HIDDEN void orrery_cls_end_blocks(void) {

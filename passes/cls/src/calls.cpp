@@ -14,7 +14,19 @@ const char *const Heap[] = {
     "malloc",  "calloc", "realloc",  "free",    "posix_memalign", "aligned_alloc",      "memalign",
     "valloc",  "strdup", "__strdup", "strndup", "reallocarray",   "malloc_usable_size", "getline",
     "getdelim"};
-const char *const Process[] = {"atexit", "__cxa_atexit", "__cxa_thread_atexit", "pthread_create"};
+const char *const Process[] = {"atexit",
+                               "__cxa_atexit",
+                               "__cxa_thread_atexit",
+                               "pthread_create",
+                               "pthread_key_create",
+                               "__pthread_key_create",
+                               "pthread_key_delete",
+                               "pthread_getspecific",
+                               "pthread_setspecific",
+                               "tss_create",
+                               "tss_delete",
+                               "tss_get",
+                               "tss_set"};
 
 void redirect(Module &M, StringRef Name) {
     auto *F = M.getFunction(Name);

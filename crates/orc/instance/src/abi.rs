@@ -32,6 +32,7 @@ pub(crate) struct Own {
     pub(crate) instance: *mut c_void,
     pub(crate) exits: *mut c_void,
     pub(crate) blocks: *mut c_void,
+    pub(crate) keys: *mut c_void,
 }
 
 /// `struct orrery_cls_unit`.

@@ -110,6 +110,63 @@ fn thread_locals_are_one_per_thread_and_instance() {
     assert_eq!(next_local(), 5);
 }
 
+/// Keys of all instances are more than a process has, and their destructors run in the instance, while the thread's variables are there.
+#[test]
+fn keys_of_thread_specific_data_are_of_each_instance() {
+    let Some(library) = state() else { return };
+    let get = |name| number(&library, name);
+    let (make, set, sum) = (get(c"make_keys"), get(c"set_values"), get(c"sum_values"));
+    let (next, ends, thread) = (get(c"next"), get(c"sum_of_ends"), get(c"run_thread_with_values"));
+    let mut instances: Vec<Instance> = (0..300).map(|_| library.create().unwrap()).collect();
+    for (at, instance) in instances.iter_mut().enumerate() {
+        assert_eq!(call(instance, make), 0);
+        assert_eq!(call(instance, sum), 8000);
+        for _ in 0..at {
+            call(instance, next);
+        }
+        assert_eq!(call(instance, set), 0);
+    }
+    // The counter of each is one more than it was called, and values are that and 0 to 7 more.
+    let expected = |at: usize| i32::try_from(8 * (at + 1) + 28).unwrap();
+    for (at, instance) in instances.iter_mut().enumerate() {
+        assert_eq!(call(instance, sum), expected(at));
+        assert_eq!(call(instance, ends), 0);
+    }
+    // A thread of the instance: its destructors find 6, which it has in place of 5.
+    let first = &mut instances[3];
+    assert_eq!(call(first, thread), expected(3) + 8 * 600);
+    assert_eq!(call(first, sum), expected(3));
+    // A thread of the program that was in two instances.
+    let mut two = [instances.pop().unwrap(), instances.pop().unwrap()];
+    let two = std::thread::spawn(move || {
+        for instance in &mut two {
+            assert_eq!((call(instance, sum), call(instance, set)), (8000, 0));
+        }
+        two
+    });
+    for (mut instance, at) in two.join().unwrap().into_iter().zip([299, 298]) {
+        assert_eq!(call(&mut instance, ends), expected(at) + 8 * 500);
+        assert_eq!(call(&mut instance, sum), expected(at));
+        instance.destroy().unwrap();
+    }
+    // Destructors of keys that the process has find the thread's variables, and the instance.
+    assert_eq!(call(&mut instances[4], get(c"run_thread_with_process_key")), 6005);
+    // Deleted keys have no values, and those that are made in their places none of before.
+    assert_eq!(call(&mut instances[5], get(c"delete_keys")), 8);
+    assert_eq!((call(&mut instances[5], make), call(&mut instances[5], sum)), (0, 8000));
+    assert_eq!(call(&mut instances[5], get(c"most_keys")), 1024 - 8);
+    assert_eq!(call(&mut instances[6], sum), expected(6));
+    // A copy has keys, and no values of any thread.
+    let snapshot = instances[7].snapshot().unwrap();
+    // SAFETY: the library's pointers are whole words.
+    let mut copy = unsafe { snapshot.create() }.unwrap();
+    assert_eq!((call(&mut copy, sum), call(&mut copy, set), call(&mut copy, sum)), (8000, 0, expected(7)));
+    // Without an instance they are the process's.
+    assert_eq!((make(), set(), sum()), (0, 0, 8 + 28));
+    // Else their destructors would run after the library is gone.
+    assert_eq!(get(c"delete_keys")(), 8);
+}
+
 #[test]
 fn threads_of_a_library_are_in_the_instance_that_made_them() {
     let Some(library) = state() else { return };
