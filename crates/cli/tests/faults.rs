@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use orrery_testing::eventually;
+
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 
 fn faults(directory: &Path, options: &[&str], words: &[&str]) -> Output {
@@ -217,13 +219,18 @@ fn a_terminal_is_shown_how_far_it_is() {
         .args(["faults", "-e", "openat", "--loader", "--limit", "2", "--", "true"])
         .current_dir(directory.path());
     let output = command.stderr(other.try_clone().unwrap()).output().unwrap();
-    let mut shown = [0; 4096];
-    let length = rustix::io::read(&terminal, &mut shown).unwrap();
-    let shown = String::from_utf8_lossy(&shown[..length]);
+    // What was written may come in parts.
+    rustix::io::ioctl_fionbio(&terminal, true).unwrap();
+    let mut shown = String::new();
+    eventually("the line is cleared", || {
+        let mut part = [0; 4096];
+        if let Ok(length) = rustix::io::read(&terminal, &mut part) {
+            shown.push_str(&String::from_utf8_lossy(&part[..length]));
+        }
+        shown.find("1/2").is_some_and(|last| shown[last..].contains("\r\u{1b}[K"))
+    });
     assert!(shown.contains("] 0/2 openat(") && shown.contains("] 1/2 openat("), "{shown:?}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("0/2"), "{output:?}");
-    let last = shown.find("1/2").unwrap();
-    assert!(shown[last..].contains("\r\u{1b}[K"), "{shown:?}");
 }
 
 /// A program that has `orrery` stopped until it has ended, as on a machine that is busy.
