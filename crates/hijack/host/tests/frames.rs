@@ -30,7 +30,7 @@ fn seen(output: &Output) -> (String, String, Option<i32>, Option<i32>) {
 
 fn bounded(words: &[&str]) -> Output {
     let mut command = Command::new("timeout");
-    command.args(["--signal=KILL", "100"]).args(words).stdin(Stdio::null()).output().unwrap()
+    command.args(["--signal=KILL", "600"]).args(words).stdin(Stdio::null()).output().unwrap()
 }
 
 /// Compiles a program of `sources/`, or says that the compiler is missing.
