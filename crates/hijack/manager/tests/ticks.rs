@@ -117,8 +117,9 @@ fn clocks_are_not_read_before_a_target_can_be_reached() {
     let program = ["sh", "-c", "while :; do :; done"];
     let Some(Counted { calls, ticks, asked, text }) = count(&program, "15s", "60s") else { return };
     let clocks = calls.get("clock_gettime").copied().unwrap_or(0);
-    // The manager's own twice, and those of three tracees in every tenth tick on a machine that starts programs, and in each that begins a second.
-    let most = ticks * 5 / 2 + asked * 20;
+    // The manager's own twice, and those of three tracees in every tenth tick on a machine that starts programs, and in each that begins
+    // a second: where it is busy, ticks are fewer in a second.
+    let most = ticks * 3 + asked * 40;
     assert!(clocks <= most, "{clocks} clocks in {ticks} ticks, at most {most}: {text}");
 }
 
