@@ -1,10 +1,9 @@
-//! ffmpeg's libavcodec, built by `orrery-cc` from the sources of Debian's package: films and its own tests in instances.
+//! ffmpeg's libavcodec, built by `orrery-cc` from the sources of Debian's package: films in instances.
 //!
 //! With `ORRERY_WHOLE` (`make soak`): it takes minutes to build.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,9 +11,6 @@ use orrery_testing::ffmpeg::{self, Build};
 
 /// Static libraries that what is linked with libavcodec and libswscale needs.
 const LIBRARIES: [&str; 4] = ["libavformat", "libavcodec", "libswscale", "libavutil"];
-/// Of ffmpeg's own tests (FATE) as many need none of the samples that are not in the sources.
-const TESTS: usize = 300;
-
 fn is_whole() -> bool {
     let whole = std::env::var_os("ORRERY_WHOLE").is_some_and(|value| !value.is_empty() && value != "0");
     if !whole {
@@ -45,34 +41,6 @@ fn films_of_instances_are_those_of_the_plain_library() {
         assert!(output.status.success(), "{count}: {}", String::from_utf8_lossy(&output.stderr));
         assert!(text.contains(&format!("{count} instances")) && text.contains(" 0 failed"), "{text}");
     }
-}
-
-/// FATE runs each program in three instances, which all exist: what they print has to be the same, and that of the reference.
-#[test]
-fn ffmpegs_own_tests_pass_in_instances() {
-    if !is_whole() {
-        return;
-    }
-    let Some(built) = ffmpeg::build(Build::Instances) else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let program = program(directory.path(), "fate");
-    let log = directory.path().join("log");
-    // The results of an earlier run.
-    let _ = fs::remove_dir_all(built.join("tests/data"));
-    let mut make = ffmpeg::make(Build::Instances).unwrap();
-    make.args(["-k", "fate", &format!("TARGET_EXEC={} 3", program.display())]).env("ORRERY_FATE_LOG", &log);
-    let output = make.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let tests = text.lines().filter(|line| line.starts_with("TEST ")).count();
-    let log = fs::read_to_string(log).unwrap();
-    let runs = log.lines().filter(|line| line.starts_with("3 0 ")).count();
-    println!(
-        "FATE: {tests} tests, {} runs of programs, each in 3 instances, {runs} succeeded",
-        log.lines().count()
-    );
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{errors}", output.status);
-    assert!(tests >= TESTS && runs >= TESTS, "{tests} tests, {runs} runs in 3 instances");
 }
 
 /// Links what transcodes films with the libraries of a build.
