@@ -495,7 +495,7 @@ fn references_are_listed_with_what_became_of_their_keys() {
     assert!(line(&text, "b").contains("unusable: cannot read it: No such file"), "{text}");
     assert!(line(&text, "c").contains("usable: others than its owner may read the key: chmod 600"), "{text}");
 
-    // A file that is named is shown, whatever is in it.
+    // A file that is named is listed even if it is no reference.
     fs::write(at("nonsense"), "nonsense").unwrap();
     let (status, text, _) = list(&["--json", &at("c.ref.pem"), &at("nonsense")]);
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -54,7 +54,7 @@ pub struct Unused {
     pub line: usize,
     /// The column, counted from 1.
     pub column: usize,
-    /// The section.
+    /// The section that has the entry.
     pub section: &'static str,
     /// The key of the section.
     pub key: &'static str,

@@ -40,7 +40,7 @@ impl Shell {
     /// Connects to the socket of the second serial port of a machine that is ready. No command takes longer than `patience`.
     ///
     /// # Errors
-    /// Those of connect(2).
+    /// Returns the errors of connect(2).
     pub fn connect(socket: &Path, patience: Duration) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(patience))?;

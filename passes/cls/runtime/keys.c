@@ -8,7 +8,7 @@
 #include <string.h>
 #include <threads.h>
 
-/* Tells a key of an instance from one of the process. */
+/* A key of an instance has this bit, one of the process does not. */
 #define OF_INSTANCE 0x40000000u
 /* So many are allocated at a time. */
 #define CHUNK 32

@@ -261,7 +261,7 @@ fn an_image_whose_making_is_killed_is_not_there() {
     making.0.kill().unwrap();
     making.0.wait().unwrap();
     assert!(!trees.path("images/image").exists());
-    // The next one finds what it has left, and starts anew when the other program has ended.
+    // The next one removes what was left, and makes the image once the other mkfs.erofs has ended.
     orrery_testing::eventually("the image is made", || {
         command(&trees, "image").arg(&tree).output().unwrap().status.success()
     });

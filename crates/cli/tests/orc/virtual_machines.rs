@@ -162,7 +162,7 @@ fn virtual_machines_have_a_tree_in_memory_once() {
     assert_eq!(two.succeed("cat /tmp/all/small /tmp/all/own"), "a line\nof tree");
     two.succeed("mkdir /disk; mount -t erofs -o ro /dev/vda /disk");
     assert_eq!(two.succeed(&format!("cd /disk; {LIST}")), wanted);
-    // The root of a machine can write to the image as little, whatever it does to its device.
+    // The root of a machine cannot write to the image either, by the file system or by the device.
     assert_ne!(one.shell.run("mount -o remount,rw /mnt; echo new > /mnt/new").unwrap().0, 0);
     one.shell.run("dd if=/dev/zero of=/dev/pmem0 bs=1M count=24 conv=fsync; sync").unwrap();
     assert_eq!(hash(), before);

@@ -45,7 +45,7 @@ pub enum Error {
     Program {
         /// Its name.
         program: &'static str,
-        /// Its message.
+        /// What the program printed, or what is wrong with its output.
         reason: String,
     },
     /// An image may not fit into its file system.
@@ -58,7 +58,7 @@ pub enum Error {
         path: PathBuf,
         /// The program that failed.
         program: &'static str,
-        /// Its message.
+        /// What the program printed, or what is wrong with its output.
         reason: String,
         /// The free space, in MiB.
         available: u64,

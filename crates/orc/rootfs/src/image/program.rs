@@ -1,7 +1,7 @@
 //! mkfs.erofs, which writes the image: in mount namespaces of its own, where it sees the trees and the draft and nothing else of /tmp.
 //!
-//! There each tree is mounted without what is mounted below it. The program keeps the chunks of files in /tmp, whatever the
-//! environment says, until it copies them to the image: so /tmp is the draft's directory, which has the room.
+//! There each tree is mounted without what is mounted below it. The program keeps the chunks of files in /tmp, even where
+//! `TMPDIR` names another directory, until it copies them to the image: so /tmp is the draft's directory, which has the room.
 
 use std::env;
 use std::ffi::{CString, OsString};
