@@ -250,21 +250,27 @@ fn an_image_whose_making_is_killed_is_not_there() {
     }
     let trees = Trees::new();
     let tree = trees.plant("one");
-    let slow = stand_in("/usr/bin/mkfs.erofs \"$@\"\necho > /tmp/written\nexec sleep 1000");
+    let slow = stand_in("/usr/bin/mkfs.erofs \"$@\"\necho $$ > /tmp/written\nexec sleep 1000");
     let path = format!("{}:{}", slow.path().display(), std::env::var("PATH").unwrap());
     let child = command(&trees, "image").arg(&tree).env("PATH", path).spawn().unwrap();
     let mut making = orrery_testing::Killed(child);
-    orrery_testing::eventually("the image is written", || trees.path("images/.image.draft/written").exists());
+    let mut program = 0;
+    orrery_testing::eventually("the image is written", || {
+        let text = fs::read_to_string(trees.path("images/.image.draft/written")).unwrap_or_default();
+        program = text.trim().parse().unwrap_or(0);
+        program != 0
+    });
     // No two make the same image at a time.
     let second = command(&trees, "image").arg(&tree).output().unwrap();
     assert!(!second.status.success() && said(&second).contains("cannot lock"), "{}", said(&second));
     making.0.kill().unwrap();
     making.0.wait().unwrap();
     assert!(!trees.path("images/image").exists());
-    // The next one removes what was left, and makes the image once the other mkfs.erofs has ended.
-    orrery_testing::eventually("the image is made", || {
-        command(&trees, "image").arg(&tree).output().unwrap().status.success()
-    });
+    // What it has started ends with it.
+    orrery_testing::eventually("mkfs.erofs has ended", || !Path::new(&format!("/proc/{program}")).exists());
+    // The next one removes what was left.
+    let next = command(&trees, "image").arg(&tree).output().unwrap();
+    assert!(next.status.success(), "{}", said(&next));
     let left: Vec<_> =
         fs::read_dir(trees.path("images")).unwrap().flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left, ["image"]);
