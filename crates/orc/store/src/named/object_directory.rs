@@ -19,6 +19,7 @@
 //! (`noexec`), objects have no names; they are sealed memory files, for which programs ask the store.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,6 +28,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{IFlags, Mode, OFlags, StatVfsMountFlags, XattrFlags};
+use rustix::io::Errno;
 
 use crate::config::Config;
 use crate::host_secret::HostSecret;
@@ -43,6 +45,8 @@ const UNNAMED: &str = "drafts";
 /// The directory, beside its socket, of a named trust domain: every program that can reach the socket can reach it.
 const ALL_CLIENTS: &str = "all";
 const INDEX: &str = "index";
+/// How often what is in a directory is removed until it is empty.
+const MAX_REMOVALS: usize = 100;
 /// The longest part of an object's name that comes from a file's.
 const MAX_LABEL: usize = 100;
 
@@ -279,33 +283,117 @@ pub(crate) fn remove_stale(path: &Path) {
     }
 }
 
-/// Removes the files of former stores with this configuration.
+/// Removes the files of this store, or of former ones with this configuration. Threads may still make some.
 pub(crate) fn clear(config: &Config) {
     if let Some(unnamed) = unnamed(config) {
-        for file in fs::read_dir(&unnamed).into_iter().flatten().flatten() {
-            let _ = fs::remove_file(file.path());
-        }
-        let _ = fs::remove_dir(unnamed);
+        remove_directory(&unnamed);
     }
     let sockets =
         std::iter::once(&config.socket).chain(config.named_domains.iter().map(|named| &named.socket));
-    let directories = sockets.filter_map(|socket| socket.parent()).chain(config.disk.as_deref());
-    for directory in directories.map(|directory| directory.join(OBJECTS)) {
-        let own = rustix::process::geteuid().as_raw();
-        let is_own = fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir() && found.uid() == own);
-        if !is_own {
-            continue;
-        }
-        for domain in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            if !domain.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            for entry in fs::read_dir(domain.path()).into_iter().flatten().flatten() {
+    for directory in sockets.filter_map(|socket| socket.parent()).chain(config.disk.as_deref()) {
+        remove_directory(&directory.join(OBJECTS));
+    }
+}
+
+/// Removes a directory of the store and what is in it. It is renamed first, so that threads that make files there by their paths fail
+/// from then on.
+fn remove_directory(directory: &Path) {
+    let Some(name) = directory.file_name() else { return };
+    let mut removed = OsString::from(".");
+    removed.push(name);
+    removed.push(".removed");
+    let removed = directory.with_file_name(removed);
+    // A store that was killed meanwhile has left this one.
+    empty(&removed);
+    if is_own(directory) && fs::rename(directory, &removed).is_ok() {
+        empty(&removed);
+    } else {
+        empty(directory);
+    }
+}
+
+fn is_own(directory: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == own)
+}
+
+/// Removes a directory of the store and what is in it, directories too.
+fn empty(directory: &Path) {
+    if !is_own(directory) {
+        return;
+    }
+    for _ in 0..MAX_REMOVALS {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                empty(&entry.path());
+            } else {
                 remove_stale(&entry.path());
                 let _ = fs::remove_file(entry.path());
             }
-            let _ = fs::remove_dir(domain.path());
         }
-        let _ = fs::remove_dir(directory);
+        // A file that a thread was making just then may have become immutable meanwhile.
+        if !matches!(rustix::fs::rmdir(directory), Err(Errno::NOTEMPTY | Errno::EXIST)) {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A thread copies what a client asked for while the store is asked to stop.
+    #[test]
+    fn what_threads_still_make_is_removed_as_well() {
+        for _ in 0..200 {
+            let directory = tempfile::tempdir().unwrap();
+            let config = Config { socket: directory.path().join("socket"), ..Config::default() };
+            let objects = directory.path().join(OBJECTS).join("0");
+            fs::create_dir_all(&objects).unwrap();
+            if let Err(error) = check(&objects) {
+                orrery_testing::skipped!("no files can be made immutable here: {error}");
+                return;
+            }
+            let (has_begun, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+            std::thread::scope(|threads| {
+                for thread in 0..2 {
+                    let (objects, has_begun, is_over) = (&objects, &has_begun, &is_over);
+                    threads.spawn(move || {
+                        for number in 0.. {
+                            let made = UnsealedFile::named(objects, 1).and_then(|file| {
+                                file.finish().seal_as(&objects.join(format!("{thread}.{number}")))
+                            });
+                            has_begun.store(true, Ordering::Release);
+                            if made.is_err() || is_over.load(Ordering::Acquire) {
+                                break;
+                            }
+                        }
+                    });
+                }
+                while !has_begun.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                clear(&config);
+                is_over.store(true, Ordering::Release);
+            });
+            let left: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().collect();
+            assert!(left.is_empty(), "{left:?}");
+        }
+    }
+
+    /// A store was killed while it removed its objects.
+    #[test]
+    fn what_was_being_removed_is_removed_by_the_next_store() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config { socket: directory.path().join("socket"), ..Config::default() };
+        let removed = directory.path().join(".objects.removed");
+        for objects in [&removed, &directory.path().join(OBJECTS)] {
+            fs::create_dir_all(objects.join("0")).unwrap();
+            fs::write(objects.join("0/orc:libc.so.6"), "code").unwrap();
+        }
+        clear(&config);
+        assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
     }
 }
