@@ -5,22 +5,46 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use orrery_testing::Compiler;
 use serde_json::{Value, json};
 
 use crate::unmodified::code;
 use crate::{Store, eventually};
 
-/// A bundle with a program and its libraries, copied.
+/// A bundle with `/bin/sleep` and its libraries, copied.
 fn plant(directory: &Path) {
+    let output = Command::new("ldd").arg("/bin/sleep").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
+    let files: Vec<_> = libraries.chain(["/bin/sleep"]).map(|file| (Path::new(file), file)).collect();
+    plant_files(directory, &files);
+}
+
+/// A bundle with the musl C library, as Alpine Linux has it, and a program that waits as `/bin/sleep`. Each bundle has copies of its own.
+///
+/// # Errors
+/// Why it cannot be built here.
+fn plant_musl(directory: &Path) -> Result<(), String> {
+    const LIBRARY: &str = "/lib/ld-musl-x86_64.so.1";
+    if Command::new("musl-gcc").arg("--version").output().is_err() {
+        return Err("there is no musl-gcc (package musl-tools)".to_owned());
+    }
+    let work = tempfile::tempdir().unwrap();
+    let source = work.path().join("sleep.c");
+    fs::write(&source, "#include <unistd.h>\nint main(void) { for (;;) pause(); }").unwrap();
+    let program = Compiler::named("musl-gcc").build(&[source], work.path().join("sleep"));
+    plant_files(directory, &[(Path::new(LIBRARY), LIBRARY), (&program, "/bin/sleep")]);
+    Ok(())
+}
+
+/// A bundle with copies of these files, each with its path in the container, of which it runs `/bin/sleep`.
+fn plant_files(directory: &Path, files: &[(&Path, &str)]) {
     let root = directory.join("rootfs");
     for empty in ["proc", "dev", "sys", "tmp", "run"] {
         fs::create_dir_all(root.join(empty)).unwrap();
     }
-    let output = Command::new("ldd").arg("/bin/sleep").output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
-    for file in libraries.chain(["/bin/sleep"]) {
-        let to = root.join(&file[1..]);
+    for (file, path) in files {
+        let to = root.join(&path[1..]);
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::copy(file, &to).unwrap();
     }
@@ -343,6 +367,22 @@ fn is_shared(pid: u32, file: &str) -> bool {
 
 #[test]
 fn containers_have_trees_on_request() {
+    containers_have_trees(
+        |bundle| {
+            plant(bundle);
+            Ok(())
+        },
+        "/libc.so.6",
+    );
+}
+
+#[test]
+fn containers_with_another_c_library_have_trees() {
+    containers_have_trees(plant_musl, "/ld-musl-x86_64.so.1");
+}
+
+/// Starts two containers of bundles that `plant` makes, and sees that they share `library`.
+fn containers_have_trees(plant: fn(&Path) -> Result<(), String>, library: &str) {
     if Command::new("runc").arg("--version").output().is_err() {
         orrery_testing::skipped!("there is no runc");
         return;
@@ -350,8 +390,12 @@ fn containers_have_trees_on_request() {
     let work = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let root = work.path().join("runc");
     let bundles = ["one", "two"].map(|name| work.path().join(name));
-    bundles.iter().for_each(|bundle| plant(bundle));
-    let name = |number: usize| format!("orrery-tree-{}-{number}", std::process::id());
+    if let Err(why) = bundles.iter().try_for_each(|bundle| plant(bundle)) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let name =
+        |number: usize| format!("orrery-tree{library}-{}-{number}", std::process::id()).replace('/', "-");
     if let Err(why) = Container::start(Command::new("runc"), &name(0), &bundles[0], &root) {
         orrery_testing::skipped!("runc cannot run containers here: {}", why.trim());
         return;
@@ -378,7 +422,7 @@ fn containers_have_trees_on_request() {
     }
     assert_eq!((containers[0].said.as_str(), containers[1].said.as_str()), ("", ""));
     for container in &containers {
-        eventually("the C library is shared", || is_shared(container.pid, "/libc.so.6"));
+        eventually("the C library is shared", || is_shared(container.pid, library));
         let variables = fs::read(format!("/proc/{}/environ", container.pid)).unwrap();
         assert!(!String::from_utf8_lossy(&variables).contains("LD_AUDIT"));
     }
@@ -386,4 +430,97 @@ fn containers_have_trees_on_request() {
     assert!(tree.join("bin").exists());
     clean();
     assert!(!tree.exists(), "nothing is left");
+}
+
+/// Podman, with storage of its own.
+struct Podman {
+    directory: tempfile::TempDir,
+    containers: Vec<String>,
+}
+
+impl Podman {
+    fn command(&self, runtime: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["60", "podman", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]);
+        for (option, name) in [("--root", "storage"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
+            command.arg(option).arg(self.directory.path().join(name));
+        }
+        command.args(["--runtime", runtime]).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `sleep` in a container of this root file system; returns its process and what was said.
+    fn run(&mut self, name: &str, runtime: &str, root: &Path) -> Result<(u32, String), String> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        self.containers.push(name.to_owned());
+        // Its own limits are higher than those that a test may have.
+        let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"];
+        let (run, what) =
+            (["run", "--detach", "--network", "none"], ["--log-driver", "none", "--name", name]);
+        let mut command = self.command(runtime, &[&run[..], &limits, &what, &["--rootfs"]].concat());
+        let output = command.arg(root).args(["/bin/sleep", "1000"]).output().unwrap();
+        if !output.status.success() {
+            return Err(text(&output.stderr));
+        }
+        let found = self.command(runtime, &["inspect", "--format", "{{.State.Pid}}", name]).output().unwrap();
+        let pid = text(&found.stdout).parse().ok().filter(|&pid| pid != 0);
+        Ok((pid.ok_or_else(|| format!("{found:?}"))?, text(&output.stderr)))
+    }
+
+    fn remove(&mut self, runtime: &str) {
+        for name in self.containers.drain(..).collect::<Vec<_>>() {
+            let _ = self.command(runtime, &["rm", "--force", "--time", "0", &name]).output();
+        }
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        self.remove("runc");
+        for storage in ["storage/overlay", "storage/overlay-containers"] {
+            let _ = Command::new("umount").arg(self.directory.path().join(storage)).output();
+        }
+    }
+}
+
+#[test]
+fn containers_of_podman_have_trees() {
+    let work = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if Command::new("podman").arg("--version").output().is_err() {
+        orrery_testing::skipped!("there is no Podman");
+        return;
+    }
+    let bundles = ["one", "two"].map(|name| work.path().join(name));
+    bundles.iter().for_each(|bundle| plant(bundle));
+    let root = |number: usize| bundles[number].join("rootfs");
+    let name = |number: usize| format!("orrery-podman-{}-{number}", std::process::id());
+    let mut podman = Podman { directory: tempfile::tempdir().unwrap(), containers: Vec::new() };
+    if let Err(why) = podman.run(&name(9), "runc", &root(0)) {
+        orrery_testing::skipped!("Podman cannot run containers here: {why}");
+        return;
+    }
+    let runtime = work.path().join("orrery-runc");
+    let script = format!(
+        "#!/bin/sh\nexec {} orc oci --rootfs --content {} -- \"$@\"\n",
+        env!("CARGO_BIN_EXE_orrery"),
+        work.path().join("content").display()
+    );
+    fs::write(&runtime, script).unwrap();
+    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
+    let runtime = runtime.to_str().unwrap();
+    let started = [0, 1].map(|number| podman.run(&name(number), runtime, &root(number)).unwrap());
+    let can_share = !started.iter().any(|(_, said)| said.contains("immutable"));
+    if can_share {
+        for (pid, _) in &started {
+            eventually("the C library is shared", || is_shared(*pid, "/libc.so.6"));
+        }
+    }
+    podman.remove(runtime);
+    let _ = Command::new("chattr").args(["-R", "-i"]).arg(work.path().join("content")).output();
+    if can_share {
+        let left: Vec<_> = fs::read_dir(work.path().join("trees")).into_iter().flatten().flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+    } else {
+        orrery_testing::skipped!("{}", started[0].1);
+    }
 }
