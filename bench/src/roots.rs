@@ -71,8 +71,9 @@ public class Server {
 }
 "#;
 
-/// Mounts the directories of LibreOffice of a tree, and executes a program.
-const IN_PLACE: &str = "tree=$1; shift; for part in /usr/lib/libreoffice /usr/share/libreoffice; do \
+/// Mounts the directories of LibreOffice of a tree, and a directory for its sockets, and executes a program.
+const IN_PLACE: &str = "tree=$1; mount --bind \"$2\" /tmp || exit 1; shift 2; \
+                        for part in /usr/lib/libreoffice /usr/share/libreoffice; do \
                         mount --bind \"$tree$part\" $part || exit 1; done; exec \"$@\"";
 
 /// The directory of settings that copies of LibreOffice begin with.
@@ -156,8 +157,11 @@ impl Application {
         }
         let parts = ["/usr/lib/libreoffice", "/usr/share/libreoffice"].map(PathBuf::from).to_vec();
         let arguments = ["--headless", "--norestore", "--nologo", "--nodefault"].map(OsString::from).to_vec();
-        let (libraries, variables, work) = (BTreeSet::new(), Vec::new(), tempfile::tempdir()?);
+        // Not in /tmp, which it has for itself.
+        let work = tempfile::tempdir_in(machine::program_directory()?)?;
+        let (libraries, variables) = (BTreeSet::new(), Vec::new());
         let this = Self { program, parts, libraries, arguments, variables, has_pipe: true, work };
+        fs::create_dir(this.sockets())?;
         let this = this.with_libraries()?;
         // What it has made when it was started first, copies begin with.
         fs::rename(this.settings(0), this.work.path().join(SETTINGS))
@@ -184,7 +188,11 @@ impl Application {
         if self.has_pipe {
             // It looks for its files where they were installed, as in a container.
             command = Command::new("unshare");
-            command.args(["--mount", "sh", "-c", IN_PLACE, "sh"]).arg(tree).arg(&self.program);
+            command
+                .args(["--mount", "sh", "-c", IN_PLACE, "sh"])
+                .arg(tree)
+                .arg(self.sockets())
+                .arg(&self.program);
         }
         command.args(&self.arguments).stderr(Stdio::null());
         for (name, path) in &self.variables {
@@ -201,6 +209,11 @@ impl Application {
         }
     }
 
+    /// Returns the directory that LibreOffice has in place of /tmp.
+    fn sockets(&self) -> PathBuf {
+        self.work.path().join("sockets")
+    }
+
     /// Returns where a copy of LibreOffice has its settings.
     fn settings(&self, number: usize) -> PathBuf {
         self.work.path().join(number.to_string())
@@ -208,7 +221,7 @@ impl Application {
 
     /// Starts LibreOffice with settings of its own, and waits until it listens.
     fn start_with_pipe(&self, command: &mut Command, number: usize) -> Result<Running> {
-        let name = format!("orrery-{}-{number}", std::process::id());
+        let name = format!("orrery-{number}");
         command.arg(format!("--accept=pipe,name={name};urp;")).stdin(Stdio::null()).stdout(Stdio::null());
         let (settings, first) = (self.settings(number), self.work.path().join(SETTINGS));
         if first.exists() && !settings.exists() {
@@ -216,13 +229,16 @@ impl Application {
             ensure!(copied.success(), "cannot copy the settings of LibreOffice");
         }
         command.arg(format!("-env:UserInstallation=file://{}", settings.display()));
-        let pipe = format!("/tmp/OSL_PIPE_{}_{name}", rustix::process::geteuid().as_raw());
+        let pipe = format!("OSL_PIPE_{}_{name}", rustix::process::geteuid().as_raw());
+        let pipe = self.sockets().join(pipe);
+        // One of a copy that was ended.
+        let _ = fs::remove_file(&pipe);
         terminate_with_parent(command);
         let spawn = |command: &mut Command| -> Result<Running> {
             Ok(Running(command.spawn().with_context(|| format!("cannot start {command:?}"))?))
         };
         let mut child = spawn(command)?;
-        while !Path::new(&pipe).exists() {
+        while !pipe.exists() {
             match child.0.try_wait()? {
                 // It has made its settings, and wants to be started again.
                 Some(status) if status.code() == Some(81) => child = spawn(command)?,

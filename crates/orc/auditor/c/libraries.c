@@ -5,7 +5,8 @@
  *
  * What is asked for as a path the loader opens under that path, which is then the library's name, and $ORIGIN is made of it. There it is
  * given the object, too, by a descriptor of it, and name and origin are those of the file again as soon as it has mapped the object
- * (origin.c). Where that is not possible, or another auditor would hear of it, the file is mapped, and its segments are exchanged (files.c).
+ * (origin.c). Where that is not possible, or another auditor would hear of it, the file is mapped, and its segments are exchanged
+ * (files.c).
  *
  * The loader knows libraries by device and inode, too, so as not to load one twice that has two names. So all that is loaded
  * is known here: a file that is asked for again is answered as it was the first time; and two files with the same bytes are two
