@@ -268,14 +268,40 @@ fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
     trees.iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path())
 }
 
+/// Returns the regular files in directories and all that is below them.
+fn files_below(directories: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let (mut waiting, mut files) = (directories.to_vec(), Vec::new());
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(&next).with_context(|| format!("cannot list {}", next.display()))? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                waiting.push(entry.path());
+            } else if kind.is_file() {
+                files.push(entry.path());
+            }
+        }
+    }
+    Ok(files)
+}
+
 /// Drops the cached pages of the trees' files.
 pub fn drop_caches(trees: &[PathBuf]) -> Result<()> {
+    drop_pages(trees, entries(trees))
+}
+
+/// Drops the cached pages of all files below these directories.
+pub fn drop_caches_below(directories: &[PathBuf]) -> Result<()> {
+    drop_pages(directories, files_below(directories)?.into_iter())
+}
+
+fn drop_pages(directories: &[PathBuf], files: impl Iterator<Item = PathBuf>) -> Result<()> {
     // Only what is on the disk can go. All at once: one by one takes a write of the journal each.
-    if let Some(first) = trees.first() {
+    if let Some(first) = directories.first() {
         rustix::fs::syncfs(File::open(first)?)
             .with_context(|| format!("cannot write {} out", first.display()))?;
     }
-    for path in entries(trees) {
+    for path in files {
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         // SAFETY: advice about a file of ours.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
@@ -285,9 +311,18 @@ pub fn drop_caches(trees: &[PathBuf]) -> Result<()> {
 
 /// Returns the cached bytes of the trees' files, each file once, mapped or not (mincore(2)).
 pub fn cached(trees: &[PathBuf]) -> Result<u64> {
+    cached_pages(entries(trees))
+}
+
+/// Returns the cached bytes of all files below these directories, as [`cached`] does.
+pub fn cached_below(directories: &[PathBuf]) -> Result<u64> {
+    cached_pages(files_below(directories)?.into_iter())
+}
+
+fn cached_pages(files: impl Iterator<Item = PathBuf>) -> Result<u64> {
     let mut seen = HashSet::new();
     let mut pages = 0_u64;
-    for path in entries(trees) {
+    for path in files {
         let file = File::open(&path)?;
         let found = file.metadata()?;
         if found.len() == 0 || !seen.insert(found.ino()) {

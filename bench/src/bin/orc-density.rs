@@ -4,6 +4,9 @@
 //! of the trees' files (mincore(2), each file once, mapped or not), the store's objects, and what each process has relocated.
 //! Hard links are the ideal, as then there is one tree; KSM never merges pages of files.
 //!
+//! Then all that Python, Java and LibreOffice take, each copy from a tree with all the files that it reads: from trees of their own, from trees that
+//! `orrery orc rootfs` has made of these, and from one common tree, which is all that can be had.
+//!
 //! Then ffmpeg, if it is there, which encodes all the time: memory and throughput, second by second, into
 //! `target/bench/orc-density.series.json`, under KSM, too, as it is set on most machines and as fast as it goes, and from
 //! overlays of a content store, as composefs makes them.
@@ -17,6 +20,7 @@ use clap::Parser;
 use orrery_bench::copies::Running;
 use orrery_bench::ffmpeg::FFMPEG;
 use orrery_bench::report::Report;
+use orrery_bench::roots::{Application, Root, Roots};
 use orrery_bench::transcoding::{film, watch};
 use orrery_bench::trees::{Copies, Trees, Way, mib};
 use orrery_bench::{Options, Skipped, machine};
@@ -71,6 +75,31 @@ fn density(counts: &[usize], report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Measures all that copies take which run from trees with all their files.
+fn whole_trees(name: &str, application: Result<Application>, counts: &[usize], report: &mut Report) {
+    let measure = || -> Result<Vec<Record>> {
+        let application = application?;
+        let roots = Roots::new(&application, counts.iter().copied().max().unwrap_or(1))?;
+        let mut records = Vec::new();
+        for &count in counts {
+            eprintln!("{name}: {count} copies, whole trees");
+            let memory = |root| -> Result<f64> { Ok(mib(roots.memory(root, count)?)) };
+            let (plain, ours, common) = (memory(Root::Own)?, memory(Root::Shared)?, memory(Root::Common)?);
+            let case = format!("{name}/{count} copies, whole trees");
+            for (rival, bytes) in [("plain", plain), ("one tree", common)] {
+                records.push(record(format!("{case}/memory"), "MiB", ours, (rival, bytes)));
+            }
+            let part = (plain - ours) / (plain - common);
+            records.push(record(format!("{case}/saved"), "1", part, ("one tree", 1.0)));
+        }
+        Ok(records)
+    };
+    match measure() {
+        Ok(records) => report.records.extend(records),
+        Err(error) => report.absent(name, &error),
+    }
+}
+
 /// Measures memory and throughput over time, for numbers of copies, ways and seconds.
 fn over_time(plan: &[(usize, &[Way], u64)], report: &mut Report) -> Result<()> {
     let most = plan.iter().map(|(count, ..)| *count).max().unwrap_or(1);
@@ -121,6 +150,19 @@ fn main() -> Result<ExitCode> {
         let mut counts = if options.quick() { vec![16] } else { vec![1, 2, 4, 8, 16, 32] };
         counts.retain(|count| *count <= most);
         density(&counts, &mut report)?;
+    }
+    type Find = fn() -> Result<Application>;
+    let applications: [(&str, Find); 3] = [
+        ("python", Application::python),
+        ("java", Application::java),
+        ("libreoffice", Application::libreoffice),
+    ];
+    for (name, find) in applications {
+        if options.chosen(&format!("{name}, whole trees")) {
+            let mut counts = if options.quick() { vec![16] } else { vec![2, 4, 8, 16] };
+            counts.retain(|count| *count <= most);
+            whole_trees(name, find(), &counts, &mut report);
+        }
     }
     if ffmpeg {
         let mut plan: Vec<(usize, &[Way], u64)> = if options.quick() {

@@ -2,7 +2,8 @@
 //!
 //! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
 //! shows the fixed cost, real ones (Python with libraries, Redis, nginx, git) what users notice, a dlopen(3) what a library
-//! costs. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in
+//! costs: one that is found by its name, and plug-ins in C++ that are loaded by their paths, small ones, which are left alone, and
+//! larger ones, which are shared; of these the CPU time is measured that the calls take. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in
 //! that is audited at all. What would take its place, a preloaded object (`LD_PRELOAD`), is measured empty, too.
 //!
 //! Ours meets one rival at a time. All others start from the same files: side by side each would find the processor's caches warm
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use orrery_bench::copies::{Running, Store, copy_in_tree, create_tree, drop_caches, files_of};
+use orrery_bench::plugins::Plugins;
 use orrery_bench::resp::redis_program;
 use orrery_bench::{Bench, Case, Contender, Entry, Group, Quantity, Sample, Skipped, Unit, machine};
 use tempfile::TempDir;
@@ -29,6 +31,8 @@ const LIBRARIES: &str = "import ssl, sqlite3, json, ctypes, decimal";
 const DLOPEN: &str = "import ctypes, sys, time; begin = time.perf_counter_ns(); \
                       ctypes.CDLL(sys.argv[1]); print(time.perf_counter_ns() - begin)";
 const LIBRARY: &str = "libcrypto.so.3";
+/// How many plug-ins are loaded one after the other, of the small and the large ones.
+const MANY: (usize, usize) = (300, 100);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
@@ -56,8 +60,9 @@ struct Starts {
     idle: Option<(&'static str, PathBuf)>,
     /// What Python with its libraries is made of.
     files: Vec<PathBuf>,
-    /// For nginx's settings and logs.
+    /// For nginx's settings and logs, and the plug-ins.
     directory: TempDir,
+    plugins: Option<Plugins>,
 }
 
 /// The smallest configuration that nginx accepts.
@@ -98,7 +103,7 @@ impl Starts {
         };
         let settings = NGINX.replace("DIRECTORY", &directory.path().display().to_string());
         std::fs::write(directory.path().join("nginx.conf"), settings)?;
-        Ok(Self { store, idle, files, directory })
+        Ok(Self { store, idle, files, directory, plugins: None })
     }
 
     /// Runs the command, and returns how long that took, and its output.
@@ -128,6 +133,17 @@ impl Starts {
         Ok(Duration::from_nanos(output.trim().parse().context("a number of nanoseconds")?))
     }
 
+    /// Returns how long it took to load some plug-ins.
+    fn load_plugins(&mut self, is_large: bool, is_one: bool) -> Result<Duration> {
+        if self.plugins.is_none() {
+            self.plugins = Some(Plugins::build(self.directory.path(), MANY.0, MANY.1)?);
+        }
+        let count = if is_one { 1 } else { MANY.0 };
+        let command = self.plugins.as_ref().map(|plugins| plugins.command(is_large, count));
+        let (_, output) = self.timed(&mut command.context("no plug-ins")?)?;
+        Plugins::took(&output)
+    }
+
     fn cold_dlopen(&self) -> Result<Duration> {
         let library = self.files.iter().find(|file| file.ends_with(LIBRARY));
         let library = library.with_context(|| format!("{PYTHON} has no {LIBRARY}"))?;
@@ -152,6 +168,8 @@ impl Contender for Starts {
             latencies.push(match work {
                 "true" => self.run(&mut Command::new("/bin/true"))?,
                 "dlopen" => self.dlopen(LIBRARY.as_ref())?,
+                "plug-in" | "plug-ins" => self.load_plugins(false, work == "plug-in")?,
+                "large plug-in" | "large plug-ins" => self.load_plugins(true, work == "large plug-in")?,
                 "cold dlopen" => self.cold_dlopen()?,
                 "cold" => self.cold()?,
                 "redis" => self.run(Command::new(redis).arg0("redis-server").arg("--version"))?,
@@ -183,6 +201,10 @@ fn main() -> Result<ExitCode> {
         ("nginx", "nginx -t", Unit::Milliseconds),
         ("python", "python with libraries", Unit::Milliseconds),
         ("dlopen", "dlopen of libcrypto", Unit::Microseconds),
+        ("plug-in", "dlopen of a small plug-in", Unit::Microseconds),
+        ("plug-ins", "dlopen of 300 small plug-ins", Unit::Microseconds),
+        ("large plug-in", "dlopen of a large plug-in", Unit::Microseconds),
+        ("large plug-ins", "dlopen of 100 large plug-ins", Unit::Microseconds),
         ("cold dlopen", "dlopen of libcrypto from a new tree, cold", Unit::Microseconds),
         ("cold", "python from a new tree, cold", Unit::Milliseconds),
     ];

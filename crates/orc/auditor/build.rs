@@ -4,13 +4,14 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "auditor",
     "environment",
     "files",
     "libraries",
     "line",
     "names",
+    "origin",
     "place",
     "prepared",
     "relocated",

@@ -38,8 +38,14 @@ impl Workshop {
         to
     }
 
-    /// Compiles a library.
+    /// Compiles a library, which is larger than those that are left alone when they are loaded by their paths.
     pub(crate) fn library(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
+        let filler = "static const char filler_of_the_test[36864] __attribute__((used)) = {1};";
+        self.small_library(name, &format!("{source}\n{filler}\n"), options)
+    }
+
+    /// Compiles a library without more.
+    pub(crate) fn small_library(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
         self.program(name, source, &[&["-shared", "-fPIC"], options].concat())
     }
 }

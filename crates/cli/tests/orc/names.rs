@@ -138,6 +138,97 @@ fn an_object_that_loses_its_name_before_it_is_opened_is_done_without() {
     assert!(maps.contains(library.to_str().unwrap()), "{maps}");
 }
 
+/// A program that loads the library of its first argument, by its path, and says as bits what is right of what the loader says of it.
+/// When it goes on it says whether it has the same library by the path and by the link of its second argument.
+const BY_PATH: &str = r#"
+#include <link.h>
+int main(int count, char **arguments) {
+    const char *path = arguments[1];
+    char origin[4096], directory[4096];
+    struct link_map *map;
+    Dl_info info;
+    strcpy(directory, path), *strrchr(directory, '/') = 0;
+    void *library = load(path);
+    void *(*beside)(void) = dlsym(library, "beside");
+    dlinfo(library, RTLD_DI_LINKMAP, &map), dlinfo(library, RTLD_DI_ORIGIN, origin);
+    dladdr(dlsym(library, "answer"), &info);
+    say(!strcmp(map->l_name, path) | !strcmp(origin, directory) << 1 | !strcmp(info.dli_fname, path) << 2 |
+        (beside() != NULL) << 3 | (dlopen(path, RTLD_NOW | RTLD_NOLOAD) == library) << 4);
+    hear();
+    say((load(path) == library) | (load(arguments[2]) == library) << 1);
+    hear();
+}
+"#;
+
+#[test]
+fn libraries_that_are_loaded_by_their_paths_keep_them() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    workshop.library("beside.so", "int beside;", &[]);
+    let source = "
+        #include <dlfcn.h>
+        int answer(void) { return 7; }
+        void *beside(void) { return dlopen(\"$ORIGIN/beside.so\", RTLD_NOW); }";
+    let program = workshop.program("main", &format!("{TALK}{BY_PATH}"), &[]);
+    // Paths that are shorter and longer than what takes their place.
+    let long = workshop.path(&"long/".repeat(30));
+    fs::create_dir_all(&long).unwrap();
+    fs::copy(workshop.path("beside.so"), long.join("beside.so")).unwrap();
+    let first = workshop.library("plugin.so", source, &[]);
+    let second = long.join("plugin.so");
+    fs::copy(workshop.library("other.so", &format!("{source}\nint other;"), &[]), &second).unwrap();
+    for path in [first, second] {
+        let link = path.with_file_name("link.so");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let arguments = [&program, &path, &link].map(|path| path.to_str().unwrap());
+        let start = || Guest::spawn(run(&store, &arguments), &workshop);
+        let is_mapped = |guest: &Guest| {
+            let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
+            maps.contains(path.to_str().unwrap())
+        };
+        let mut unknown = start();
+        assert_eq!(unknown.number(), 31, "{}", unknown.said());
+        assert_eq!(unknown.go_on(), 3, "{}", unknown.said());
+        if directory(&store).is_none() {
+            return;
+        }
+        let mut known = start();
+        assert_eq!(known.number(), 31, "{}", known.said());
+        assert!(!is_mapped(&known), "all of it is the object's, and nothing was exchanged: {}", known.said());
+        assert!(code(known.pid(), "orc:").is_some_and(|(_, is_object)| is_object));
+        // Another file under its name does not make it another library.
+        fs::remove_file(&path).unwrap();
+        fs::copy(workshop.path("beside.so"), &path).unwrap();
+        assert_eq!(known.go_on() & 1, 1, "{}", known.said());
+    }
+}
+
+#[test]
+fn small_libraries_that_are_loaded_by_their_paths_are_left_to_their_files() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let small = workshop.small_library("libsmall.so", "int answer(void) { return 7; }", &[]);
+    let linked = format!("{TALK} int answer(void); int main(void) {{ say(answer()); hear(); }}");
+    let linked = workshop.program("linked", &linked, &["-L$LIB", "-lsmall", "-Wl,-rpath,$LIB"]);
+    for _ in 0..2 {
+        let mut guest = Guest::start(&store, &workshop, &linked);
+        assert_eq!(guest.number(), 7);
+        assert!(code(guest.pid(), "libsmall.so").unwrap().1, "found by its name it is shared");
+    }
+    let source = format!(
+        "{TALK} int main(void) {{
+            void *library = load(\"{}\");
+            say(load(\"libsmall.so\") == library); hear();
+        }}",
+        small.display()
+    );
+    let program = workshop.program("loads", &source, &["-Wl,-rpath,$LIB"]);
+    let mut guest = Guest::start(&store, &workshop, &program);
+    assert_eq!(guest.number(), 1, "it is one library, however it is found: {}", guest.said());
+    assert!(!code(guest.pid(), "libsmall.so").unwrap().1, "loaded by its path it is left alone");
+    assert!(guest.said().contains("libsmall.so: left alone: it is small"), "{}", guest.said());
+}
+
 #[test]
 fn what_is_used_without_asking_stays_and_what_is_not_goes() {
     let store = Store::new(&["--keep", "0"]);

@@ -28,6 +28,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+static int has_started;
+
 EXPORT unsigned int la_version(unsigned int version) { return version < LAV_CURRENT ? version : LAV_CURRENT; }
 
 EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag) {
@@ -40,11 +42,12 @@ EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag
         begin_search();
     if (!is_path && flag == LA_SER_ORIG)
         return (char *)name;
+    /* Before anything else, which takes longer. */
+    if (has_started && flag == LA_SER_ORIG && leave_small(name))
+        return (char *)name;
     return is_store_known() && !is_left_alone() ? (char *)find_library(name, flag != LA_SER_ORIG)
                                                 : (char *)name;
 }
-
-static int has_started;
 
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
     (void)space;

@@ -14,7 +14,7 @@ static enum state state;
 /* Whether the loader is at work, and whether filters were looked for since it began. */
 static int is_at_work, has_looked_for_filters;
 static struct sockaddr_un store;
-static int verbose, under_seccomp, old_kernel, without_places;
+static int verbose, under_seccomp, old_kernel, without_places, other_auditors;
 
 static char folder[sizeof store.sun_path];
 static int has_read;
@@ -39,6 +39,7 @@ void say(const char *what, const char *name) {
 
 int is_without_places(void) { return without_places; }
 int is_old_kernel(void) { return old_kernel; }
+int has_other_auditors(void) { return other_auditors; }
 int is_left_alone(void) { return state == LEAVE_ALONE; }
 
 void give_up(const char *why) {
@@ -94,6 +95,9 @@ void close_own(int fd, uint64_t inode) {
 }
 
 static void read_variable(const char *variable, size_t length) {
+    if (length > 9 && same(variable, "LD_AUDIT=", 9))
+        for (size_t i = 9; i < length; i++)
+            other_auditors |= variable[i] == ':';
     if (length <= 11 || !same(variable, "ORRERY_ORC", 10))
         return;
     if (same(variable, "ORRERY_ORC=", 11) && length - 11 < sizeof store.sun_path - 8) {
@@ -167,7 +171,8 @@ static int is_filtered(char *buffer, size_t size) {
     int fd = open_file("/proc/self/status");
     long got = fd < 0 ? -1 : CALL3(SYS_read, fd, buffer, size);
     close_file(fd);
-    for (long i = 0; i + 10 < got; i++)
+    /* It is near the end. */
+    for (long i = got - 11; i >= 0; i--)
         if (buffer[i] == '\n' && same(buffer + i + 1, "Seccomp:\t", 9))
             return buffer[i + 10] != '0';
     /* Without an answer the worst is assumed. */

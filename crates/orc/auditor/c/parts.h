@@ -43,6 +43,8 @@ void end_work(void);
 int is_left_alone(void);
 /* Whether libraries are to be where the kernel puts them. */
 int is_without_places(void);
+/* Whether the program has auditors beside this one, which hear what the loader is given. */
+int has_other_auditors(void);
 /* Whether to do as on kernels without recent calls, which tests ask for. */
 int is_old_kernel(void);
 /* Leaves everything alone from here, and says why. */
@@ -152,14 +154,28 @@ uint64_t mix(uint64_t hash, uint64_t word);
 
 /* ---- libraries.c: libraries loaded from objects ---- */
 
+/* The program has the loader open this path, which is its name: whether it is to be left alone, as it is small. */
+int leave_small(const char *path);
 /* The loader is about to open this file: what it is to open. */
 const char *find_library(const char *name, int is_searched);
-/* It has mapped what it opened; whether that was an object. */
+/* It has mapped what it opened; whether nothing is to be exchanged, as that was an object, or is left alone. */
 int note_library(const struct link_map *map);
 /* It will unmap it. */
 void forget_library(const struct link_map *map);
 /* It has opened all it wanted. */
 void finish_libraries(void);
+
+/* ---- origin.c: what the loader knows of a library's path ---- */
+
+/* Finds out, by a library that was loaded under its own path, where the loader keeps the directory that it has a library from; whether
+   that is known. */
+int find_origin(const struct link_map *map);
+/* Gets ready to have the loader open, in place of this absolute path, the file that is open there, of this inode; whether it can. */
+int replace_path(const char *name, int fd, uint64_t inode);
+/* What it is to open. */
+const char *replacing_path(void);
+/* The loader has mapped what it was given: it shall know it by the path that was asked for. */
+void restore_path(const struct link_map *map);
 
 /* ---- segments.c: what the kernel says of the program's memory ---- */
 
@@ -205,6 +221,8 @@ struct placed {
     int is_prepared;
 };
 
+/* Whether a file of so many bytes may have a place: others need not be opened. */
+int may_have_place(uint64_t size);
 /* The loader is about to map this file, of so many bytes: sees to it that it is mapped where the book says. */
 void prepare_place(int fd, uint64_t size);
 /* The loader has mapped what it wanted. */

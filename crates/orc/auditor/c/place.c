@@ -296,11 +296,13 @@ static int make_hole(int fd, uintptr_t start, size_t length) {
     return 0;
 }
 
+int may_have_place(uint64_t size) {
+    return size > LEFT_FREE && !is_without_places() && !is_left_alone() && count < MOST_PLACED &&
+           occupied_count + 4 <= MOST_OCCUPIED;
+}
+
 void prepare_place(int fd, uint64_t size) {
     struct library library;
-    if (size <= LEFT_FREE || is_without_places() || is_left_alone() || count == MOST_PLACED ||
-        occupied_count + 4 > MOST_OCCUPIED)
-        return;
     if (examine(fd, size, &library)) {
         uintptr_t start = address_of(&library);
         struct range place = {start, start + library.length};
