@@ -53,11 +53,13 @@ impl Boot {
             name: name.to_owned(),
             memory_mib: 256,
             cpus: 1,
-            append: String::new(),
+            append: "swiotlb=noforce".to_owned(),
             initramfs: self.initramfs.clone(),
             peer: None,
             extra: [&memory, options].concat(),
         };
+        // Another machine of this name has been ready, and was killed.
+        fs::write(self.directory.join(format!("{name}.console")), "READY\n").unwrap();
         Machine::start(&config, &self.kernel, &self.directory)
     }
 

@@ -89,7 +89,7 @@ impl Machine {
         let at = |kind: &str| directory.join(format!("{}.{kind}", config.name));
         let memory = memfd_create("orrery-guest", MemfdFlags::CLOEXEC)
             .map_err(|error| file("create", &at("ram"))(error.into()))?;
-        for kind in ["qmp", "control", "ram"] {
+        for kind in ["qmp", "control", "ram", "console"] {
             // Of a machine that was killed along with its watcher, and could not tidy up.
             let _ = fs::remove_file(at(kind));
         }
