@@ -181,11 +181,11 @@ impl Core {
     /// attached to this one may have entered it, too: `attached` says which of the two ends. Returns whether it was there.
     fn unlink(&self, attached: bool, next: isize) -> bool {
         let mut word = self.switch.word();
+        let mut has_passed = false;
         loop {
             let delta = word.load(Ordering::Relaxed);
-            // What a thread is attached to is the end of the list.
-            let is_end =
-                !self.switch.is_entered_here() || std::ptr::eq(word, &raw const self.switch.previous);
+            // What a thread is attached to is the end of the list, also where it entered that in between.
+            let is_end = !self.switch.is_entered_here() || has_passed;
             if delta == self.switch.delta && (is_end || !attached) {
                 word.store(next, Ordering::Relaxed);
                 return true;
@@ -195,6 +195,7 @@ impl Core {
             if !core.switch.is_entered_here() || std::ptr::eq(word, &raw const core.switch.previous) {
                 return false;
             }
+            has_passed |= std::ptr::eq(core, self);
             word = &core.switch.previous;
         }
     }
