@@ -571,3 +571,12 @@ fn objects_of_classes_are_apart() {
     .join()
     .unwrap();
 }
+
+/// Each test of this program, with libraries whose accesses are relative to GS; also where the kernel does not allow to
+/// set its base without a system call.
+#[test]
+fn all_holds_relative_to_gs() {
+    for options in [&[][..], &[("ORRERY_INSTANCE_FSGSBASE", "off")]] {
+        common::repeat_relative_to_gs(&["all_holds_relative_to_gs"], options);
+    }
+}
