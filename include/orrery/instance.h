@@ -42,7 +42,8 @@
  *   ENOEXEC   the file is no library that was built with the pass, wholly and position-independently
  *   EALREADY  the process has the library already, so its state may not be the first one
  *   ENOENT    there is no such file, or no such symbol
- *   EBUSY     a thread is in the instance: it was not left, perhaps by longjmp(3), or runs in it
+ *   EBUSY     a thread is in the instance: it was not left, perhaps by longjmp(3), or runs in it; or the library was built with
+ *             ORRERY_CLS_BASE=gs, and another one of the process, or another part of the program, uses the base of GS
  *   EPERM     the calling thread is not in the instance, or entered another one since
  *   EINVAL    a null pointer where none may be; a snapshot of another instance
  *   ENOMEM    no memory, or no address space

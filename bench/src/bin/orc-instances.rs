@@ -15,13 +15,14 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use orrery_bench::instances::fresh::{self, Taken, Way};
+use orrery_bench::instances::lua::Lua;
 use orrery_bench::instances::sqlite::{Sqlite, Statement};
 use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped};
 use orrery_orc_instance::{Instance, Library, MappedLibrary};
 use orrery_report::record::Record;
 use orrery_sys::scheduling::thread_cpu_time;
-use orrery_testing::cls;
+use orrery_testing::cls::{self, Build};
 
 const BENCH: &str = "orc-instances";
 /// How many instances there are at a time.
@@ -235,6 +236,102 @@ fn mapped_throughput(bench: &mut Bench, plain: &Path, theirs: Sqlite) -> Result<
     Ok(())
 }
 
+/// An instance, and a statement of a database in it.
+type Prepared = (Instance, Statement);
+
+fn prepared(library: &Library, functions: Sqlite, count: usize) -> Result<Vec<Prepared>> {
+    let one = || {
+        let mut instance = library.create()?;
+        let statement = instance.enter()?.run(|| functions.prepared())?;
+        Ok((instance, statement))
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+/// Nanoseconds of a row, over instances in turn.
+fn rows(functions: Sqlite, instances: &mut [Prepared]) -> f64 {
+    calls(instances.len(), |at| {
+        let (instance, statement) = &mut instances[at];
+        if let Ok(guard) = instance.enter() {
+            // SAFETY: the statement is prepared, in this instance.
+            unsafe { functions.row(*statement) };
+            drop(guard);
+        }
+    })
+}
+
+/// Nanoseconds of entering and leaving, and of a call that reads a variable.
+fn switch_and_read(functions: Sqlite, instance: &mut Instance) -> Result<(f64, f64)> {
+    const COUNT: usize = 2_000_000;
+    let begin = thread_cpu_time();
+    for _ in 0..COUNT {
+        drop(black_box(&mut *instance).enter());
+    }
+    let switch = nanoseconds(begin, COUNT);
+    let _within = instance.enter()?;
+    let begin = thread_cpu_time();
+    for _ in 0..COUNT {
+        // SAFETY: the function takes nothing, and its library stays loaded.
+        black_box(unsafe { (functions.memory_used)() });
+    }
+    Ok((switch, nanoseconds(begin, COUNT)))
+}
+
+/// Accesses relative to GS beside those by the thread-local word, of the same sources.
+fn bases(bench: &mut Bench, word: &Library, gs: &Path) -> Result<()> {
+    const RIVAL: &str = "by the word";
+    let gs = Library::load(gs)?;
+    // SAFETY: both libraries are SQLite, built with the pass, and live until this returns.
+    let functions = unsafe { [Sqlite::of_instances(&gs)?, Sqlite::of_instances(word)?] };
+    let mut instances = [prepared(&gs, functions[0], DATABASES)?, prepared(word, functions[1], DATABASES)?];
+    let mut pairs: [Vec<(f64, f64)>; 5] = Default::default();
+    for round in 0..bench.rounds * 3 {
+        let mut found = [[0.0; 2]; 5];
+        // Each goes first as often as the other.
+        for way in [round % 2, (round + 1) % 2] {
+            let (functions, instances) = (functions[way], &mut *instances[way]);
+            let (switch, read) = switch_and_read(functions, &mut instances[0].0)?;
+            found[0][way] = switch;
+            found[1][way] = read;
+            found[2][way] = rows(functions, instances);
+            found[3][way] = rows(functions, &mut instances[..1]);
+            let begin = thread_cpu_time();
+            instances[0].0.enter()?.run(|| functions.work())?;
+            found[4][way] = nanoseconds(begin, 1_000_000);
+        }
+        for (pairs, [gs, word]) in pairs.iter_mut().zip(found) {
+            pairs.push((gs, word));
+        }
+    }
+    let [switch, read, many, one, work] = pairs;
+    bench.record("gs/enter and leave", "ns", RIVAL, switch);
+    bench.record("gs/a call of sqlite3_memory_used", "ns", RIVAL, read);
+    bench.record("gs/sqlite, a row, over 500 instances", "ns", RIVAL, many);
+    bench.record("gs/sqlite, a row, in one instance", "ns", RIVAL, one);
+    bench.record("gs/sqlite, work of all kinds", "ms", RIVAL, work);
+    Ok(())
+}
+
+/// As [`bases`], with Lua; one library of a process uses GS at a time.
+fn bases_of_lua(bench: &mut Bench, word: &Path, gs: &Path) -> Result<()> {
+    let libraries = [Library::load(gs)?, Library::load(word)?];
+    // SAFETY: both libraries are Lua, built with the pass, and live until this returns.
+    let functions = unsafe { [Lua::of_instances(&libraries[0])?, Lua::of_instances(&libraries[1])?] };
+    let mut instances = [libraries[0].create()?, libraries[1].create()?];
+    let mut pairs = Vec::new();
+    for round in 0..bench.rounds * 3 {
+        let mut found = [0.0; 2];
+        for way in [round % 2, (round + 1) % 2] {
+            let begin = thread_cpu_time();
+            instances[way].enter()?.run(|| functions[way].work())?;
+            found[way] = nanoseconds(begin, 1_000_000);
+        }
+        pairs.push((found[0], found[1]));
+    }
+    bench.record("gs/lua, work of all kinds", "ms", "by the word", pairs);
+    Ok(())
+}
+
 fn main() -> Result<ExitCode> {
     if fresh::serve()? {
         return Ok(ExitCode::SUCCESS);
@@ -245,7 +342,8 @@ fn main() -> Result<ExitCode> {
     options.pin()?.bind()?;
     let rounds = if options.quick() { 3 } else { 11 };
     let mut bench = Bench { report: Report::default(), rounds, options };
-    let (Some(with_pass), Some(plain)) = (cls::sqlite("-O2", true), cls::sqlite("-O2", false)) else {
+    let (Some(with_pass), Some(plain)) = (cls::sqlite("-O2", Build::Word), cls::sqlite("-O2", Build::Plain))
+    else {
         bench.report.absent("instances", &Skipped("there is no LLVM for the pass".to_owned()).into());
         return bench.report.finish(BENCH, false);
     };
@@ -266,12 +364,18 @@ fn main() -> Result<ExitCode> {
     resets(&mut bench, &library, &mut instance, ours)?;
     throughput(&mut bench, &library, ours, theirs)?;
     mapped_throughput(&mut bench, &plain, theirs)?;
+    if let Some(gs) = cls::sqlite("-O2", Build::Gs) {
+        bases(&mut bench, &library, &gs)?;
+    }
+    if let (Some(word), Some(gs)) = (cls::lua("-O2", Build::Word), cls::lua("-O2", Build::Gs)) {
+        bases_of_lua(&mut bench, &word, &gs)?;
+    }
     let ours = (Way::Instances, &*with_pass);
     for way in [Way::Namespaces, Way::Processes, Way::Mapped] {
         bench.taken("sqlite", ours, (way, &plain));
     }
     bench.taken("sqlite mapped", (Way::Mapped, &plain), (Way::Namespaces, &plain));
-    if let (Some(with_pass), Some(plain)) = (cls::lua("-O2", true), cls::lua("-O2", false)) {
+    if let (Some(with_pass), Some(plain)) = (cls::lua("-O2", Build::Word), cls::lua("-O2", Build::Plain)) {
         bench.taken("lua", (Way::Instances, &with_pass), (Way::Processes, &plain));
     }
     let whole = bench.options.all();

@@ -6,13 +6,15 @@ use std::path::Path;
 use std::process::Command;
 
 use examples::{COMPILERS, build};
+use orrery_testing::cls::Build;
 
 #[test]
 fn a_c_program_has_instances() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/instance");
     let of_library = [sources.join("library.c")];
-    let build = |name, with_pass| orrery_testing::cls::library(name, &of_library, &["-O1"], with_pass);
-    let (Some(library), Some(plain)) = (build("capi-cls", true), build("capi-plain", false)) else { return };
+    let made = |name, how| orrery_testing::cls::library(name, &of_library, &["-O1"], how);
+    let (word, gs) = (made("capi-cls", Build::Word), made("capi-cls-gs", Build::Gs));
+    let (Some(word), Some(gs), Some(plain)) = (word, gs, made("capi-plain", Build::Plain)) else { return };
     let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let directory = tempfile::tempdir().unwrap();
     for (compiler, language) in [("gcc", "c"), ("clang", "c"), ("g++", "c++")] {
@@ -26,8 +28,12 @@ fn a_c_program_has_instances() {
         command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-L").arg(&libraries);
         let output = command.args(["-lorrery", "-o"]).arg(&program).output().unwrap();
         assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
-        let run = Command::new("timeout").arg("120").arg(&program).args([&library, &plain]).output().unwrap();
-        assert!(run.status.success(), "{compiler}: {}: {}", run.status, String::from_utf8_lossy(&run.stderr));
+        for library in [&word, &gs] {
+            let run =
+                Command::new("timeout").arg("120").arg(&program).args([library, &plain]).output().unwrap();
+            let errors = String::from_utf8_lossy(&run.stderr);
+            assert!(run.status.success(), "{compiler}, {}: {}: {errors}", library.display(), run.status);
+        }
     }
 }
 
@@ -63,8 +69,8 @@ fn a_c_program_has_instances_of_mapped_libraries() {
 /// `examples/instances`: each of many SQLites answers rightly, and dlopen's namespaces are few.
 #[test]
 fn the_example_has_many_sqlites() {
-    let sqlite = |with_pass| orrery_testing::cls::sqlite("-O1", with_pass);
-    let (Some(library), Some(plain)) = (sqlite(true), sqlite(false)) else { return };
+    let sqlite = |build| orrery_testing::cls::sqlite("-O1", build);
+    let (Some(library), Some(plain)) = (sqlite(Build::Word), sqlite(Build::Plain)) else { return };
     for compiler in COMPILERS {
         let Some(program) = build("instances", compiler) else { continue };
         let mut command = Command::new("timeout");

@@ -21,7 +21,7 @@
 //! | what the sockets of a control group drop | [`cgroup_filter`] |
 //! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
-//! | the calling thread | [`thread`], [`rseq`] |
+//! | the calling thread | [`thread`], [`rseq`], `gs_base` |
 //! | capabilities by name | [`capability`] |
 //! | the control group of this process | [`cgroups`] |
 //! | the kernel's network configuration and sockets | [`netlink`] |
@@ -39,6 +39,8 @@ pub mod cgroup_filter;
 pub mod cgroups;
 pub mod descriptors;
 pub mod fd_table_copy;
+#[cfg(target_arch = "x86_64")]
+pub mod gs_base;
 pub mod kcmp;
 pub mod maps;
 pub mod mapwatch;

@@ -9,6 +9,37 @@ use crate::build::{root, target_directory};
 /// The versions of LLVM that the pass is for.
 const LLVM: [u32; 6] = [14, 15, 16, 17, 18, 19];
 
+/// Chooses [`Build::of_instances`].
+pub const BASE: &str = "ORRERY_TEST_CLS_BASE";
+
+/// How a library is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// By clang.
+    Plain,
+    /// With the pass.
+    Word,
+    /// With the pass, its accesses relative to GS.
+    Gs,
+}
+
+impl Build {
+    /// Returns how tests build libraries that have instances: `ORRERY_TEST_CLS_BASE=gs` chooses.
+    #[must_use]
+    pub fn of_instances() -> Self {
+        let is_gs = std::env::var_os(BASE).is_some_and(|base| base == "gs");
+        if is_gs { Self::Gs } else { Self::Word }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Word => "cls",
+            Self::Gs => "cls-gs",
+        }
+    }
+}
+
 /// Returns the version of LLVM that tests build the pass for: the oldest that is here with its headers and its clang.
 #[must_use]
 pub fn version() -> Option<u32> {
@@ -53,12 +84,12 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Builds a shared library by `orrery-cc`, or plainly where `with_pass` is not set, unless that was done; returns its path.
+/// Builds a shared library, unless that was done; returns its path.
 ///
 /// # Panics
 /// If it cannot be built.
 #[must_use]
-pub fn library(name: &str, sources: &[PathBuf], flags: &[&str], with_pass: bool) -> Option<PathBuf> {
+pub fn library(name: &str, sources: &[PathBuf], flags: &[&str], build: Build) -> Option<PathBuf> {
     let pass = pass()?;
     let driver = if sources.iter().any(|source| source.extension().is_some_and(|end| end == "cc")) {
         pass.join("bin/orrery-c++")
@@ -67,7 +98,10 @@ pub fn library(name: &str, sources: &[PathBuf], flags: &[&str], with_pass: bool)
     };
     let _alone = lock(&pass);
     let output = pass.join(format!("lib{name}.so"));
-    let mut command = if with_pass { Command::new(driver) } else { Command::new("clang") };
+    let mut command = if build == Build::Plain { Command::new("clang") } else { Command::new(driver) };
+    if build == Build::Gs {
+        command.env("ORRERY_CLS_BASE", "gs");
+    }
     command.args(["-fPIC", "-shared"]).args(flags).args(sources).arg("-o").arg(&output);
     let line = format!("{command:?}");
     let record = output.with_extension("command");
@@ -109,28 +143,28 @@ pub fn package_directory(name: &str) -> PathBuf {
     Path::new(found).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// Returns SQLite as one library, built with the pass or plainly.
+/// Returns SQLite as one library, by one of the builds.
 ///
 /// # Panics
 /// If it cannot be built.
 #[must_use]
-pub fn sqlite(level: &str, with_pass: bool) -> Option<PathBuf> {
+pub fn sqlite(level: &str, build: Build) -> Option<PathBuf> {
     let directory = package_directory("libsqlite3-sys").join("sqlite3");
     let include = format!("-I{}", directory.display());
     let flags = [level, "-w", "-DSQLITE_THREADSAFE=0", "-DSQLITE_OMIT_LOAD_EXTENSION", &include];
-    library(&named("sqlite", level, with_pass), &[directory.join("sqlite3.c")], &flags, with_pass)
+    library(&named("sqlite", level, build), &[directory.join("sqlite3.c")], &flags, build)
 }
 
-fn named(library: &str, level: &str, with_pass: bool) -> String {
-    format!("{library}{}{}", level.trim_start_matches('-'), if with_pass { "-cls" } else { "-plain" })
+fn named(library: &str, level: &str, build: Build) -> String {
+    format!("{library}{}-{}", level.trim_start_matches('-'), build.suffix())
 }
 
-/// Returns Lua 5.4 as one library, built with the pass or plainly. Its tables have the same order in each run.
+/// Returns Lua 5.4 as one library, by one of the builds. Its tables have the same order in each run.
 ///
 /// # Panics
 /// If it cannot be built.
 #[must_use]
-pub fn lua(level: &str, with_pass: bool) -> Option<PathBuf> {
+pub fn lua(level: &str, build: Build) -> Option<PathBuf> {
     let parent = package_directory("lua-src");
     let directory = entries(&parent)
         .into_iter()
@@ -138,18 +172,18 @@ pub fn lua(level: &str, with_pass: bool) -> Option<PathBuf> {
         .unwrap_or_else(|| panic!("{} has no Lua 5.4", parent.display()));
     // It seeds its hashes with an address, if nothing else is given.
     let flags = [level, "-w", "-DLUA_USE_POSIX", "-Dluai_makeseed(L)=1", "-lm"];
-    library(&named("lua", level, with_pass), &units(&directory), &flags, with_pass)
+    library(&named("lua", level, build), &units(&directory), &flags, build)
 }
 
-/// Returns zlib as one library, built with the pass or plainly.
+/// Returns zlib as one library, by one of the builds.
 ///
 /// # Panics
 /// If it cannot be built.
 #[must_use]
-pub fn zlib(level: &str, with_pass: bool) -> Option<PathBuf> {
+pub fn zlib(level: &str, build: Build) -> Option<PathBuf> {
     let directory = package_directory("libz-sys").join("src/zlib");
     let flags = [level, "-w", "-DHAVE_UNISTD_H", "-D_LARGEFILE64_SOURCE=1"];
-    library(&named("zlib", level, with_pass), &units(&directory), &flags, with_pass)
+    library(&named("zlib", level, build), &units(&directory), &flags, build)
 }
 
 /// Returns the C sources of a directory.

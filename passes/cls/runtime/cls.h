@@ -9,11 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ORRERY_CLS_VERSION 2
+#define ORRERY_CLS_VERSION 3
 
 /*
  * The words of a thread. The pass reads the first, which alone changes where a thread enters or leaves an instance: what else
- * is known of the instance is found by it.
+ * is known of the instance is found by it. Where a unit of the library uses GS, its base is always the same.
  */
 struct orrery_cls_thread {
     intptr_t delta;                  /* from the library's own state to that of the current instance */
@@ -31,7 +31,9 @@ struct orrery_cls_host {
     void *(*resize)(void *instance, void *memory, size_t size);
     size_t (*usable_size)(void *instance, void *memory);
     void (*thread_starts)(void *instance); /* in the thread that makes another */
-    void (*thread_ends)(void *instance, struct orrery_cls_thread *thread);
+    void (*thread_ends)(void *instance);
+    void (*set_base)(
+        intptr_t delta); /* of GS, in the calling thread; null where no unit of the library uses it */
 };
 
 /* The variables of the runtime itself that each instance has. */
@@ -42,9 +44,10 @@ struct orrery_cls_own {
     struct orrery_cls_keys *keys;    /* of thread-specific data */
 };
 
-/* How large a unit's alignment is, and a reference that is for the linker. */
+/* How large a unit's alignment is, whether it has accesses relative to GS, and a reference that is for the linker. */
 struct orrery_cls_unit {
-    uint32_t alignment;
+    uint32_t alignment : 31;
+    uint32_t uses_gs : 1;
     int32_t distance;
 };
 

@@ -38,6 +38,13 @@ static inline struct orrery_cls_own *own(void) {
     return (struct orrery_cls_own *)((char *)&orrery_cls_own + __orrery_cls_thread.delta);
 }
 
+/* Has the calling thread, which has these words, use the instance at a distance. */
+static inline void use_instance(struct orrery_cls_thread *thread, intptr_t delta) {
+    thread->delta = delta;
+    if (orrery_cls_host && orrery_cls_host->set_base)
+        orrery_cls_host->set_base(delta);
+}
+
 HIDDEN void orrery_cls_run(struct exit_entry **list);
 HIDDEN void orrery_cls_forget(void);
 HIDDEN void orrery_cls_end_blocks(void);

@@ -91,12 +91,12 @@ static void thread_ends(void *words) {
     intptr_t delta = thread->delta;
     rounds++;
     for (struct orrery_cls_block *block; (block = next_of_round(thread));) {
-        thread->delta = block->delta;
+        use_instance(thread, block->delta);
         use_block(block);
         orrery_cls_run(&block->exits);
         orrery_cls_run_keys(block);
     }
-    thread->delta = delta;
+    use_instance(thread, delta);
     if (rounds < PTHREAD_DESTRUCTOR_ITERATIONS && !pthread_setspecific(key, words))
         return;
     for (;;) {
@@ -105,7 +105,7 @@ static void thread_ends(void *words) {
         pthread_mutex_unlock(&lock);
         if (!block)
             break;
-        thread->delta = block->delta;
+        use_instance(thread, block->delta);
         use_block(block);
         orrery_cls_run(&block->exits);
         pthread_mutex_lock(&lock);
@@ -117,9 +117,12 @@ static void thread_ends(void *words) {
         pthread_mutex_unlock(&lock);
         drop(block);
     }
-    thread->delta = delta;
-    if (made_in)
-        orrery_cls_host->thread_ends(made_in, thread);
+    use_instance(thread, delta);
+    if (made_in) {
+        /* What runs in the thread after this runs in no instance. */
+        use_instance(thread, 0);
+        orrery_cls_host->thread_ends(made_in);
+    }
 }
 
 HIDDEN int orrery_cls_watch_thread(void) {
@@ -233,7 +236,7 @@ static void *run(void *of) {
     struct start start = *(struct start *)of;
     free(of);
     made_in = start.instance;
-    __orrery_cls_thread.delta = start.delta;
+    use_instance(&__orrery_cls_thread, start.delta);
     if (orrery_cls_watch_thread())
         fatal("no memory for a thread of an instance");
     return start.function(start.argument);
@@ -253,7 +256,7 @@ HIDDEN int __orrery_cls_pthread_create(pthread_t *thread, const pthread_attr_t *
     int failed = pthread_create(thread, attributes, run, start);
     if (failed) {
         free(start);
-        orrery_cls_host->thread_ends(instance, NULL);
+        orrery_cls_host->thread_ends(instance);
     }
     return failed;
 }

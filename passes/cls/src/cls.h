@@ -2,7 +2,8 @@
 //
 // Every writable variable of a module is moved to sections of its own, and every use of it becomes `address + delta`,
 // where delta is a thread-local word: the distance from the library's own copy of the state to that of the instance
-// which the thread has entered. With delta 0 the library is an ordinary one. After "ORC: Increasing Cloud Memory Density
+// which the thread has entered. On request, loads and stores are relative to the base of GS instead, which is the same
+// distance. With delta 0 the library is an ordinary one. After "ORC: Increasing Cloud Memory Density
 // via Object Reuse with Capabilities" (Sartakov et al., OSDI 2023), section 2.3 of the slides, whose `_cls_get_addr` is
 // an addition here.
 //
@@ -29,6 +30,9 @@ constexpr const char *SharedBssSection = "orrery_cls_shared_bss";
 constexpr const char *UnitSection = "orrery_cls_units";
 constexpr const char *ConstructorSection = "orrery_cls_ctors";
 constexpr const char *DestructorSection = "orrery_cls_dtors";
+
+/// The thread-local word that holds the distance.
+constexpr const char *ThreadWord = "__orrery_cls_thread";
 
 /// The annotation by which a variable stays out: `__attribute__((annotate("cls_shared")))`.
 constexpr const char *SharedAnnotation = "cls_shared";
@@ -82,6 +86,16 @@ class Selection {
 
 /// Replaces every use of state in functions by the address in the current instance. Reports what it cannot replace.
 void rewriteUses(llvm::Module &M, Selection &Chosen);
+
+/// Whether accesses are relative to GS where they can be: `ORRERY_CLS_BASE=gs`.
+bool usesSegment();
+
+/// Reports an error where the module has accesses that are relative to GS already.
+void rejectSegment(llvm::Module &M);
+
+/// Has loads and stores at a constant offset from the distance use GS, whose base is the distance, too. This is done when
+/// all else is, so that optimizers see ordinary addresses. Where an address is computed or passed on, it stays one.
+void rewriteAccesses(llvm::Module &M);
 
 /// Gives the variables their sections, and the names by which other units find them.
 void placeVariables(llvm::Module &M, Selection &Chosen);

@@ -102,6 +102,9 @@ void recordUnit(Module &M, const Selection &Chosen) {
         for (auto *G : *Variables)
             if (!G->isDeclaration())
                 Alignment = std::max(Alignment, M.getDataLayout().getPreferredAlign(G).value());
+    // The highest bit is another member: see runtime/cls.h.
+    if (usesSegment())
+        Alignment |= uint64_t(1) << 31;
     // The reference has the linker take the runtime from its archive.
     auto *Descriptor = cast<GlobalVariable>(M.getOrInsertGlobal("orrery_cls_descriptor", Half));
     auto *Record = StructType::get(Half, Half);

@@ -32,6 +32,8 @@ struct ClsPass : PassInfoMixin<ClsPass> {
             return PreservedAnalyses::all();
         }
         M.addModuleFlag(Module::Max, Done, 1);
+        if (orrery::usesSegment())
+            orrery::rejectSegment(M);
         orrery::collectConstructors(M);
         orrery::Selection Chosen(M);
         orrery::rewriteUses(M, Chosen);
@@ -47,12 +49,26 @@ struct ClsPass : PassInfoMixin<ClsPass> {
     }
 };
 
+/// The last pass of all.
+struct ClsAccessPass : PassInfoMixin<ClsAccessPass> {
+    static bool isRequired() { return true; }
+
+    PreservedAnalyses run(Module &M, ModuleAnalysisManager &) {
+        if (!orrery::usesSegment())
+            return PreservedAnalyses::all();
+        orrery::rewriteAccesses(M);
+        return PreservedAnalyses::none();
+    }
+};
+
 } // namespace
 
 extern "C" LLVM_ATTRIBUTE_WEAK PassPluginLibraryInfo llvmGetPassPluginInfo() {
     return {LLVM_PLUGIN_API_VERSION, "orrery-cls", "1", [](PassBuilder &Builder) {
                 Builder.registerPipelineStartEPCallback(
                     [](ModulePassManager &Passes, auto...) { Passes.addPass(ClsPass()); });
+                Builder.registerOptimizerLastEPCallback(
+                    [](ModulePassManager &Passes, auto...) { Passes.addPass(ClsAccessPass()); });
                 // For opt(1): -passes=orrery-cls.
                 Builder.registerPipelineParsingCallback(
                     [](StringRef Name, ModulePassManager &Passes, ArrayRef<PassBuilder::PipelineElement>) {

@@ -40,10 +40,10 @@ class Rewriter {
 /// The distance to the current instance. It does not change while a function of the library runs: who enters another
 /// instance in a callback leaves it before the callback returns.
 Value *Rewriter::delta(IRBuilder<> &B) {
-    auto *Thread = M.getGlobalVariable("__orrery_cls_thread");
+    auto *Thread = M.getGlobalVariable(ThreadWord);
     if (!Thread) {
-        Thread = new GlobalVariable(M, Word, false, GlobalValue::ExternalLinkage, nullptr,
-                                    "__orrery_cls_thread", nullptr, GlobalValue::InitialExecTLSModel);
+        Thread = new GlobalVariable(M, Word, false, GlobalValue::ExternalLinkage, nullptr, ThreadWord,
+                                    nullptr, GlobalValue::InitialExecTLSModel);
         Thread->setVisibility(GlobalValue::HiddenVisibility);
         Thread->setDSOLocal(true);
     }

@@ -223,9 +223,11 @@ impl ToErrno for InstanceError {
             InstanceError::Symbol { .. } => libc::ENOENT,
             InstanceError::AddressSpace { .. } => libc::ENOMEM,
             InstanceError::System { errno, .. } => errno.raw_os_error(),
-            InstanceError::Entered { .. } | InstanceError::Threads { .. } | InstanceError::Attached => {
-                libc::EBUSY
-            }
+            InstanceError::Entered { .. }
+            | InstanceError::Threads { .. }
+            | InstanceError::Attached
+            | InstanceError::BaseTaken { .. }
+            | InstanceError::BaseUsed { .. } => libc::EBUSY,
             InstanceError::NotInnermost { .. } => libc::EPERM,
             InstanceError::Foreign => libc::EINVAL,
             _ => libc::EIO,

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 /// The version that this crate and the pass have in common.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// `struct orrery_cls_thread`: what the loader uses of it, which is its beginning.
 #[repr(C)]
@@ -22,7 +22,8 @@ pub(crate) struct Host {
     pub(crate) resize: unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> *mut c_void,
     pub(crate) usable_size: unsafe extern "C" fn(*mut c_void, *mut c_void) -> usize,
     pub(crate) thread_starts: unsafe extern "C" fn(*mut c_void),
-    pub(crate) thread_ends: unsafe extern "C" fn(*mut c_void, *mut Words),
+    pub(crate) thread_ends: unsafe extern "C" fn(*mut c_void),
+    pub(crate) set_base: Option<unsafe extern "C" fn(isize)>,
 }
 
 /// `struct orrery_cls_own`.
@@ -39,8 +40,16 @@ pub(crate) struct Own {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Unit {
-    pub(crate) alignment: u32,
-    pub(crate) distance: i32,
+    /// The highest bit is `uses_gs`.
+    first: u32,
+    distance: i32,
+}
+
+impl Unit {
+    /// Returns the largest alignment of its variables.
+    pub(crate) fn alignment(&self) -> usize {
+        (self.first & !(1 << 31)) as usize
+    }
 }
 
 /// `struct orrery_cls_descriptor`.

@@ -105,6 +105,22 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The library finds its instances by GS, and so does another one that is loaded.
+    #[error("cannot load library {}: it finds its instances by GS, as another library of this process does; \
+             build one of them without ORRERY_CLS_BASE=gs", path.display())]
+    BaseTaken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The library finds its instances by GS, whose base the calling thread uses for something else.
+    #[error("cannot load library {}: it finds its instances by GS, whose base is {base:#x} in this thread, as another part of \
+             the program has set it; build the library without ORRERY_CLS_BASE=gs", path.display())]
+    BaseUsed {
+        /// The file.
+        path: PathBuf,
+        /// The base.
+        base: usize,
+    },
     /// The library has no such symbol.
     #[error("cannot find symbol {}: the library has none of this name", name.to_string_lossy())]
     Symbol {

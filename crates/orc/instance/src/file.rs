@@ -5,6 +5,7 @@ use std::path::Path;
 use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use object::{Endianness, elf};
 
+use crate::abi::Unit;
 use crate::error::{Error, Result};
 
 /// What crt files and the addresses of exception handlers' personality routines take of a library's ordinary sections, in
@@ -13,8 +14,15 @@ const OF_THE_COMPILER: u64 = 40;
 /// The thread-local storage of the runtime, in bytes, at most: such a library has no other.
 const WORDS: u64 = 64;
 
+/// What of a library is known before it is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked {
+    /// Whether a unit of it has accesses that are relative to GS.
+    pub(crate) uses_gs: bool,
+}
+
 /// Fails where instances of the library cannot be had.
-pub(crate) fn check(path: &Path) -> Result<()> {
+pub(crate) fn check(path: &Path) -> Result<Checked> {
     let bytes = std::fs::read(path).map_err(|cause| Error::Open { path: path.to_owned(), cause })?;
     let bad = |cause: String| Error::Elf { path: path.to_owned(), cause };
     let file = ElfFile64::<Endianness>::parse(&*bytes).map_err(|cause| bad(cause.to_string()))?;
@@ -39,11 +47,13 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         }
     }
     let table = file.elf_section_table();
-    let mut built = false;
+    let mut units: Option<&[u8]> = None;
     let mut mixed = None;
     for section in table.iter() {
         let name = String::from_utf8_lossy(table.section_name(endian, section).unwrap_or_default());
-        built |= name == "orrery_cls_units";
+        if name == "orrery_cls_units" {
+            units = Some(section.data(endian, &*bytes).map_err(|cause| bad(cause.to_string()))?);
+        }
         let (flags, size) = (section.sh_flags(endian), section.sh_size(endian));
         let writable = u64::from(elf::SHF_ALLOC | elf::SHF_WRITE);
         let allowed = match &*name {
@@ -71,11 +81,11 @@ pub(crate) fn check(path: &Path) -> Result<()> {
             mixed = mixed.or(Some((name.into_owned(), size)));
         }
     }
-    if !built {
-        return Err(Error::NotBuilt { path: path.to_owned() });
+    let Some(units) = units else { return Err(Error::NotBuilt { path: path.to_owned() }) };
+    if let Some((section, bytes)) = mixed {
+        return Err(Error::Mixed { path: path.to_owned(), section, bytes });
     }
-    match mixed {
-        Some((section, bytes)) => Err(Error::Mixed { path: path.to_owned(), section, bytes }),
-        None => Ok(()),
-    }
+    // The highest bit of the first of the two words that each unit has.
+    let uses_gs = units.chunks_exact(size_of::<Unit>()).any(|unit| unit[3] & 0x80 != 0);
+    Ok(Checked { uses_gs })
 }

@@ -5,17 +5,25 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use crate::abi::{Host, Words};
+use orrery_sys::gs_base::GsBase;
+
+use crate::abi::Host;
 use crate::error::Result;
 use crate::heap::Heap;
 use crate::region::region;
 use crate::resources::Resources;
 
-/// Returns what libraries are given.
-pub(crate) fn host() -> Result<&'static Host> {
-    static HOST: OnceLock<Host> = OnceLock::new();
+/// Returns what libraries are given, by whether they use GS.
+pub(crate) fn host(base: Option<GsBase>) -> Result<&'static Host> {
+    static HOSTS: [OnceLock<Host>; 3] = [const { OnceLock::new() }; 3];
+    type SetBase = unsafe extern "C" fn(isize);
+    let (host, set_base): (_, Option<SetBase>) = match base {
+        None => (&HOSTS[0], None),
+        Some(base) if base.has_instructions() => (&HOSTS[1], Some(set_base)),
+        Some(_) => (&HOSTS[2], Some(set_base_by_system_call)),
+    };
     let whole = region()?.whole;
-    Ok(HOST.get_or_init(|| Host {
+    Ok(host.get_or_init(|| Host {
         heap_start: whole.start,
         heap_size: whole.len,
         allocate,
@@ -24,6 +32,7 @@ pub(crate) fn host() -> Result<&'static Host> {
         usable_size,
         thread_starts,
         thread_ends,
+        set_base,
     }))
 }
 
@@ -90,13 +99,17 @@ unsafe extern "C" fn thread_starts(instance: *mut c_void) {
     unsafe { &*instance.cast::<Resources>() }.threads.fetch_add(1, Ordering::Relaxed);
 }
 
-unsafe extern "C" fn thread_ends(instance: *mut c_void, words: *mut Words) {
-    // SAFETY: an instance with threads is not destroyed; the words are those of the ending thread.
-    unsafe {
-        if let Some(words) = words.as_mut() {
-            // What runs in the thread after this runs in no instance.
-            words.delta = 0;
-        }
-        (*instance.cast::<Resources>()).threads.fetch_sub(1, Ordering::Release);
-    }
+unsafe extern "C" fn thread_ends(instance: *mut c_void) {
+    // SAFETY: an instance with threads is not destroyed.
+    unsafe { &*instance.cast::<Resources>() }.threads.fetch_sub(1, Ordering::Release);
+}
+
+unsafe extern "C" fn set_base(delta: isize) {
+    // SAFETY: the runtime of the library that uses GS has the thread use the instance at this distance.
+    unsafe { GsBase::detect().set(delta.cast_unsigned()) };
+}
+
+unsafe extern "C" fn set_base_by_system_call(delta: isize) {
+    // SAFETY: as in `set_base`.
+    unsafe { GsBase::by_system_calls().set(delta.cast_unsigned()) };
 }

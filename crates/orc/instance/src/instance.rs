@@ -40,7 +40,7 @@ pub(crate) struct Core {
 ///
 /// The distance that the calling thread's word holds is that of the instance in which it is. An instance holds the distance
 /// that was there before it was entered, so that the instances in which a thread is are a list, the innermost first.
-#[repr(align(32))]
+#[repr(align(64))]
 struct Switch {
     /// Where threads have their word.
     words: words::Place,
@@ -78,19 +78,24 @@ impl Switch {
     /// Has the calling thread, which is noted as the one that entered, use the state.
     #[inline]
     fn enter(&self) {
-        let word = self.word();
-        self.previous.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
-        word.store(self.delta, Ordering::Relaxed);
+        self.previous.store(self.word().load(Ordering::Relaxed), Ordering::Relaxed);
+        self.use_at(self.delta);
+    }
+
+    /// Has the calling thread use the instance at a distance: this one, or that in which it was before.
+    #[inline]
+    fn use_at(&self, delta: isize) {
+        // SAFETY: as in `word`; an instance that a thread is in lives.
+        unsafe { self.words.set(delta) };
     }
 
     /// Leaves where this is the instance that the calling thread entered last; returns whether it was.
     #[inline]
     fn leave(&self) -> bool {
-        let word = self.word();
-        if !self.is_entered_here() || word.load(Ordering::Relaxed) != self.delta {
+        if !self.is_entered_here() || self.word().load(Ordering::Relaxed) != self.delta {
             return false;
         }
-        word.store(self.previous.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.use_at(self.previous.load(Ordering::Relaxed));
         self.entered.store(0, Ordering::Release);
         true
     }
@@ -181,13 +186,15 @@ impl Core {
     /// attached to this one may have entered it, too: `attached` says which of the two ends. Returns whether it was there.
     fn unlink(&self, attached: bool, next: isize) -> bool {
         let mut word = self.switch.word();
+        let mut has_passed = false;
         loop {
             let delta = word.load(Ordering::Relaxed);
-            // What a thread is attached to is the end of the list.
-            let is_end =
-                !self.switch.is_entered_here() || std::ptr::eq(word, &raw const self.switch.previous);
+            // What a thread is attached to is the end of the list, also where it entered that in between.
+            let is_end = !self.switch.is_entered_here() || has_passed;
             if delta == self.switch.delta && (is_end || !attached) {
                 word.store(next, Ordering::Relaxed);
+                // SAFETY: as in `Switch::word`.
+                unsafe { self.switch.words.synchronize() };
                 return true;
             }
             // SAFETY: the word is 0, or the distance of an instance in which this thread is, so that one lives.
@@ -195,6 +202,7 @@ impl Core {
             if !core.switch.is_entered_here() || std::ptr::eq(word, &raw const core.switch.previous) {
                 return false;
             }
+            has_passed |= std::ptr::eq(core, self);
             word = &core.switch.previous;
         }
     }
@@ -290,8 +298,7 @@ impl Instance {
     /// The library may be used by several threads at a time, as far as these threads use it.
     pub unsafe fn attach(&self) -> Result<Attached<'_>> {
         let switch = &self.core.switch;
-        let word = switch.word();
-        if word.load(Ordering::Relaxed) != 0 {
+        if switch.word().load(Ordering::Relaxed) != 0 {
             return Err(Error::Attached);
         }
         // A thread that has ended may have had this one's thread pointer.
@@ -299,7 +306,7 @@ impl Instance {
             return Err(self.core.entered_error("attach a thread to"));
         }
         self.core.resources.threads.fetch_add(1, Ordering::Relaxed);
-        word.store(switch.delta, Ordering::Relaxed);
+        switch.use_at(switch.delta);
         Ok(Attached { core: &self.core, of_thread: PhantomData })
     }
 

@@ -30,6 +30,7 @@
 //! 2.3 of the slides: compartment-local storage.
 
 mod abi;
+mod claim;
 mod dl;
 mod error;
 mod file;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::abi::{Descriptor, VERSION};
+use crate::abi::{Descriptor, Unit, VERSION};
+use crate::claim::Claim;
 use crate::dl::{Handle, Object};
 use crate::error::{Error, Result};
 use crate::image::Image;
@@ -41,6 +42,8 @@ pub(crate) struct Loaded {
     pub(crate) options: Options,
     pub(crate) has_constructors: bool,
     handle: Handle,
+    /// Where it finds its instances by GS.
+    claim: Option<Claim>,
 }
 
 // SAFETY: the descriptor is constant, and its functions may be called from any thread.
@@ -57,7 +60,7 @@ impl Library {
     /// # Errors
     /// [`Error::Open`], [`Error::Elf`], [`Error::NotBuilt`], [`Error::Mixed`], [`Error::TextRelocations`],
     /// [`Error::ExecutableStack`] before anything of the library runs; [`Error::Load`], [`Error::Version`],
-    /// [`Error::Loaded`], [`Error::AddressSpace`].
+    /// [`Error::Loaded`], [`Error::AddressSpace`], [`Error::BaseTaken`], [`Error::BaseUsed`].
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(path, Options::default())
     }
@@ -75,8 +78,9 @@ impl Library {
         if let Some(loaded) = libraries.get(&path).and_then(Weak::upgrade) {
             return Ok(Self { loaded });
         }
-        file::check(&path)?;
-        let loaded = Arc::new(Loaded::load(&path, options)?);
+        // The library's constructors run when it is loaded, and use the base.
+        let claim = file::check(&path)?.uses_gs.then(|| Claim::take(&path)).transpose()?;
+        let loaded = Arc::new(Loaded::load(&path, options, claim)?);
         libraries.retain(|_, loaded| loaded.strong_count() > 0);
         libraries.insert(path, Arc::downgrade(&loaded));
         Ok(Self { loaded })
@@ -116,11 +120,18 @@ impl Library {
     pub fn maps_state(&self) -> bool {
         self.loaded.places.is_mapped()
     }
+
+    /// Returns whether accesses to the state are relative to GS, as a unit was built with `ORRERY_CLS_BASE=gs`.
+    #[must_use]
+    pub fn uses_gs(&self) -> bool {
+        self.loaded.claim.is_some()
+    }
 }
 
 impl Loaded {
-    fn load(path: &Path, options: Options) -> Result<Self> {
-        let host = host::host()?;
+    fn load(path: &Path, options: Options, claim: Option<Claim>) -> Result<Self> {
+        // Before the library is loaded: where instances are must not depend on how much it leaves of the address space.
+        let mut region = region::region()?;
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|error| Error::Open { path: path.to_owned(), cause: error.into() })?;
         let before = dl::loaded(&name);
@@ -155,13 +166,18 @@ impl Loaded {
             image.make_file()?;
         }
         // SAFETY: the descriptor is that of the library, which stays loaded.
-        let alignment = unsafe { alignment(descriptor) };
+        let alignment = unsafe { units(descriptor) }.iter().map(Unit::alignment).fold(16, usize::max);
+        if claim.is_some() {
+            region = region::above(end.addr())?;
+        }
+        let base = claim.as_ref().map(Claim::base);
         // SAFETY: the host lives as long as the process.
-        unsafe { (descriptor.set_host)(host) };
+        unsafe { (descriptor.set_host)(host::host(base)?) };
         // SAFETY: it returns the words of this thread.
-        let words = words::Place::of(unsafe { (descriptor.thread)() });
-        let places = Places::new(region::region()?, &image, alignment, map);
-        Ok(Self { descriptor, words, image, places, options, has_constructors: !saved.is_null(), handle })
+        let words = words::Place::of(unsafe { (descriptor.thread)() }, base);
+        let places = Places::new(region, &image, alignment, map);
+        let has_constructors = !saved.is_null();
+        Ok(Self { descriptor, words, image, places, options, has_constructors, handle, claim })
     }
 
     pub(crate) fn symbol(&self, name: &CStr) -> Result<NonNull<c_void>> {
@@ -169,21 +185,17 @@ impl Loaded {
     }
 }
 
-/// Returns the largest alignment of a variable.
+/// Returns what the library's units record.
 ///
 /// # Safety
-/// The descriptor is a loaded library's.
-unsafe fn alignment(descriptor: &Descriptor) -> usize {
-    let mut most = 16;
-    let mut unit = descriptor.units;
-    while unit < descriptor.units_end {
-        // SAFETY: `unit` is between the start and the end of the library's list of units.
-        unsafe {
-            most = most.max((*unit).alignment as usize);
-            unit = unit.add(1);
-        }
+/// The descriptor is that of a library, which stays loaded as long as the slice is used.
+unsafe fn units(descriptor: &Descriptor) -> &[Unit] {
+    if descriptor.units.is_null() {
+        return &[];
     }
-    most
+    let bytes = descriptor.units_end.addr().saturating_sub(descriptor.units.addr());
+    // SAFETY: the descriptor has the start and the end of the library's list of units, which is constant.
+    unsafe { std::slice::from_raw_parts(descriptor.units, bytes / size_of::<Unit>()) }
 }
 
 // Tags of the dynamic section.

@@ -5,10 +5,11 @@
 //! written.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::{Error, Result};
 
@@ -83,24 +84,69 @@ pub(crate) fn region() -> Result<&'static Region> {
     Ok(REGION.get_or_init(|| made))
 }
 
+/// Returns a region at addresses above `lowest`, which lives as long as the process: the states of a library that finds them
+/// by the base of GS. The distance of each is the base, and neither arch_prctl(2) nor a debugger (ptrace(2)) can set a negative one.
+pub(crate) fn above(lowest: usize) -> Result<&'static Region> {
+    static LAST: Mutex<Option<&'static Region>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(region) = last.filter(|region| region.whole.start >= lowest) {
+        return Ok(region);
+    }
+    let region = Box::leak(Box::new(Region::reserve_above(lowest)?));
+    *last = Some(region);
+    Ok(region)
+}
+
+/// Maps address space that is memory when it is written.
+fn map(at: *mut c_void, size: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = flags | MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: the mapping is at an address of the kernel's choice, or where nothing is (MAP_FIXED_NOREPLACE).
+    let at = unsafe { mmap_anonymous(at, size, access, flags) }?;
+    // Huge pages would give each instance 2 MiB; a kernel without them has no objection either.
+    // SAFETY: it is the mapping just made.
+    let _ = unsafe { madvise(at, size, Advice::LinuxNoHugepage) };
+    Ok(at)
+}
+
 impl Region {
+    fn of(at: *mut c_void, size: usize) -> Self {
+        let start = at.expose_provenance().next_multiple_of(GRANULE);
+        let len = (at.addr() + size - start) / GRANULE * GRANULE;
+        let free = Mutex::new(Free { next: start, returned: BTreeMap::new() });
+        Self { whole: Run { start, len }, free }
+    }
+
     fn reserve() -> Result<Self> {
         let mut last = Errno::NOMEM;
         for size in SIZES {
-            let (access, flags) =
-                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-            // SAFETY: a mapping at an address of the kernel's choice takes nothing from anybody.
-            match unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, flags) } {
-                Ok(at) => {
-                    // Huge pages would give each instance 2 MiB; a kernel without them has no objection either.
-                    // SAFETY: it is the mapping just made.
-                    let _ = unsafe { madvise(at, size, Advice::LinuxNoHugepage) };
-                    let start = at.expose_provenance().next_multiple_of(GRANULE);
-                    let len = (at.addr() + size - start) / GRANULE * GRANULE;
-                    let free = Mutex::new(Free { next: start, returned: BTreeMap::new() });
-                    return Ok(Self { whole: Run { start, len }, free });
-                }
+            match map(std::ptr::null_mut(), size, MapFlags::empty()) {
+                Ok(at) => return Ok(Self::of(at, size)),
                 Err(errno) => last = errno,
+            }
+        }
+        Err(Error::AddressSpace { bytes: SIZES[SIZES.len() - 1], errno: last })
+    }
+
+    /// The kernel maps from the top down, so above a library there is what was mapped before, and then nothing up to the stack,
+    /// which may grow: the lowest place is taken.
+    fn reserve_above(lowest: usize) -> Result<Self> {
+        /// The end of what programs have with page tables of four levels, and less than that for the stack.
+        const END: usize = (1 << 47) - (1 << 30);
+        let mut last = Errno::NOMEM;
+        for size in SIZES.into_iter().skip(1) {
+            let mut at = lowest.next_multiple_of(GRANULE);
+            while at < END.saturating_sub(size) {
+                match map(std::ptr::without_provenance_mut(at), size, MapFlags::FIXED_NOREPLACE) {
+                    Ok(got) if got.addr() == at => return Ok(Self::of(got, size)),
+                    // Kernels before 4.17 do not know the flag, and map elsewhere.
+                    Ok(got) => {
+                        // SAFETY: it is the mapping just made, which nothing uses.
+                        let _ = unsafe { munmap(got, size) };
+                    }
+                    Err(errno) => last = errno,
+                }
+                at += size.min(1 << 30);
             }
         }
         Err(Error::AddressSpace { bytes: SIZES[SIZES.len() - 1], errno: last })

@@ -295,6 +295,29 @@ fn an_attached_thread_may_end_that_while_it_is_in_another_instance() {
     }
 }
 
+/// The instance that a thread is attached to is entered over another one: what it is attached to is the end of the list still.
+#[test]
+fn an_attached_thread_may_end_that_while_it_is_in_the_instance_again() {
+    let Some(library) = state() else { return };
+    let next = number(&library, c"next");
+    let (one, two) = (library.create().unwrap(), library.create().unwrap());
+    // SAFETY: this thread alone uses the library.
+    let attached = unsafe { one.attach() }.unwrap();
+    // SAFETY: this thread leaves both.
+    unsafe {
+        two.enter_unguarded().unwrap();
+        one.enter_unguarded().unwrap();
+    }
+    assert_eq!(next(), 2);
+    drop(attached);
+    assert_eq!(next(), 3);
+    one.leave().unwrap();
+    assert_eq!(next(), 2);
+    two.leave().unwrap();
+    one.destroy().unwrap();
+    two.destroy().unwrap();
+}
+
 #[test]
 fn an_instance_at_the_place_of_another_has_thread_locals_of_its_own() {
     let Some(library) = state() else { return };
@@ -547,4 +570,13 @@ fn objects_of_classes_are_apart() {
     })
     .join()
     .unwrap();
+}
+
+/// Each test of this program, with libraries whose accesses are relative to GS; also where the kernel does not allow to
+/// set its base without a system call.
+#[test]
+fn all_holds_relative_to_gs() {
+    for options in [&[][..], &[("ORRERY_INSTANCE_FSGSBASE", "off")]] {
+        common::repeat_relative_to_gs(&["all_holds_relative_to_gs"], options);
+    }
 }

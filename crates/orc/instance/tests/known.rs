@@ -3,11 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod common;
+
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulong, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use orrery_orc_instance::{Instance, Library};
+use orrery_testing::cls::Build;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -139,8 +142,8 @@ fn chunk() -> impl Strategy<Value = String> {
 
 #[test]
 fn lua_answers_in_instances_as_it_does_plainly() {
-    let build = |with_pass| orrery_testing::cls::lua(level(), with_pass);
-    let (Some(ours), Some(plain)) = (build(true), build(false)) else { return };
+    let build = |build| orrery_testing::cls::lua(level(), build);
+    let (Some(ours), Some(plain)) = (build(Build::of_instances()), build(Build::Plain)) else { return };
     let (library, plain) = (Library::load(ours).unwrap(), Plain::load(plain));
     let ours = Lua::new(|name| library.symbol(name).unwrap().as_ptr());
     let plain = Lua::new(|name| plain.symbol(name));
@@ -304,8 +307,8 @@ fn drain(stream: &mut Box<Stream>, data: &[u8], mut work: impl FnMut(*mut Stream
 
 #[test]
 fn zlib_packs_in_instances_as_it_does_plainly() {
-    let build = |with_pass| orrery_testing::cls::zlib(level(), with_pass);
-    let (Some(ours), Some(plain)) = (build(true), build(false)) else { return };
+    let build = |build| orrery_testing::cls::zlib(level(), build);
+    let (Some(ours), Some(plain)) = (build(Build::of_instances()), build(Build::Plain)) else { return };
     let (library, plain) = (Library::load(ours).unwrap(), Plain::load(plain));
     let ours = Zlib::new(|name| library.symbol(name).unwrap().as_ptr());
     let plain = Zlib::new(|name| plain.symbol(name));
@@ -353,4 +356,10 @@ fn zlib_packs_in_instances_as_it_does_plainly() {
         };
         runner().run(&steps, run).unwrap();
     }
+}
+
+/// Each test of this program, with libraries whose accesses are relative to GS.
+#[test]
+fn all_holds_relative_to_gs() {
+    common::repeat_relative_to_gs(&["all_holds_relative_to_gs"], &[]);
 }

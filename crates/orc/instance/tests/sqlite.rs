@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 use common::function;
 use orrery_orc_instance::{Instance, Library};
+use orrery_testing::cls::Build;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -33,11 +34,12 @@ fn library() -> Option<(Library, Sqlite)> {
 /// The library, which is looked for once.
 fn built() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    BUILT.get_or_init(|| orrery_testing::cls::sqlite("-O1", true)).as_deref()
+    BUILT.get_or_init(|| orrery_testing::cls::sqlite("-O1", Build::of_instances())).as_deref()
 }
 
 fn load(path: &Path) -> (Library, Sqlite) {
     let library = Library::load(path).unwrap();
+    assert_eq!(library.uses_gs(), Build::of_instances() == Build::Gs);
     // SAFETY: the functions have these types in SQLite's header.
     let sqlite = unsafe {
         Sqlite {
@@ -274,4 +276,11 @@ fn an_open_database_is_rolled_back() {
     assert_eq!(one.enter().unwrap().run(|| sqlite.run(database, "select count(*) from t")), "11|");
     one.restore(&snapshot).unwrap();
     assert_eq!(one.enter().unwrap().run(|| sqlite.run(database, "select count(*) from t")), "200|");
+}
+
+/// Each test of this program, with a library whose accesses are relative to GS.
+#[test]
+fn all_holds_relative_to_gs() {
+    let cases = std::env::var("ORRERY_CASES").unwrap_or_else(|_| "15".to_owned());
+    common::repeat_relative_to_gs(&["all_holds_relative_to_gs"], &[("ORRERY_CASES", &cases)]);
 }
