@@ -1,9 +1,10 @@
-//! ffmpeg's libavcodec, built by `orrery-cc` from the sources of Debian's package: films in instances.
+//! ffmpeg, built by `orrery-cc` from the sources of Debian's package: films and its own tests in instances.
 //!
 //! With `ORRERY_WHOLE` (`make soak`): it takes minutes to build.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +12,57 @@ use orrery_testing::ffmpeg::{self, Build};
 
 /// Static libraries that what is linked with libavcodec and libswscale needs.
 const LIBRARIES: [&str; 4] = ["libavformat", "libavcodec", "libswscale", "libavutil"];
+/// What of ffmpeg's own tests (FATE) runs: targets of its Makefile, and in how many instances each program does. None of them needs the
+/// samples that are not in the sources. Which tests there are depends on the codecs, formats and filters that are built.
+const SETS: &[(&[&str], &[u32])] = &[
+    (&["fate-libavutil", "fate-libavcodec", "fate-libavformat", "fate-libswscale"], &[1, 2, 10]),
+    (&["fate-acodec", "fate-lavf"], &[2]),
+    (VIDEO, &[2]),
+];
+/// Of `fate-vsynth1`, a part: each takes seconds.
+const VIDEO: &[&str] = &[
+    "fate-vsynth1-asv1",
+    "fate-vsynth1-asv2",
+    "fate-vsynth1-ffv1",
+    "fate-vsynth1-ffv1-2pass",
+    "fate-vsynth1-ffv1-v0",
+    "fate-vsynth1-ffv1-v3-yuv420p",
+    "fate-vsynth1-ffvhuff",
+    "fate-vsynth1-flv",
+    "fate-vsynth1-h261",
+    "fate-vsynth1-h261-trellis",
+    "fate-vsynth1-h263",
+    "fate-vsynth1-h263-obmc",
+    "fate-vsynth1-h263p",
+    "fate-vsynth1-ljpeg",
+    "fate-vsynth1-mpeg1",
+    "fate-vsynth1-mpeg1b",
+    "fate-vsynth1-mpeg2",
+    "fate-vsynth1-mpeg2-422",
+    "fate-vsynth1-mpeg2-idct-int",
+    "fate-vsynth1-mpeg2-ilace",
+    "fate-vsynth1-mpeg2-ivlc-qprd",
+    "fate-vsynth1-mpeg2-thread",
+    "fate-vsynth1-mpeg2-thread-ivlc",
+    "fate-vsynth1-mpeg4",
+    "fate-vsynth1-mpeg4-adap",
+    "fate-vsynth1-mpeg4-adv",
+    "fate-vsynth1-mpeg4-error",
+    "fate-vsynth1-mpeg4-nr",
+    "fate-vsynth1-mpeg4-nsse",
+    "fate-vsynth1-mpeg4-qpel",
+    "fate-vsynth1-mpeg4-qprd",
+    "fate-vsynth1-mpeg4-rc",
+    "fate-vsynth1-mpeg4-thread",
+    "fate-vsynth1-msmpeg4",
+    "fate-vsynth1-msmpeg4v2",
+    "fate-vsynth1-rv10",
+    "fate-vsynth1-rv20",
+    "fate-vsynth1-vc2-420p",
+];
+/// Tests that pass in the plain build and cannot run in instances.
+const EXCEPTIONS: &[(&str, &str)] = &[];
+
 fn is_whole() -> bool {
     let whole = std::env::var_os("ORRERY_WHOLE").is_some_and(|value| !value.is_empty() && value != "0");
     if !whole {
@@ -41,6 +93,52 @@ fn films_of_instances_are_those_of_the_plain_library() {
         assert!(output.status.success(), "{count}: {}", String::from_utf8_lossy(&output.stderr));
         assert!(text.contains(&format!("{count} instances")) && text.contains(" 0 failed"), "{text}");
     }
+}
+
+/// Each program that FATE starts runs in instances, which all exist: each has to print what the first one prints, and that is held against
+/// FATE's reference. Tests that pass in the plain build pass.
+#[test]
+fn ffmpegs_own_tests_pass_in_instances() {
+    if !is_whole() {
+        return;
+    }
+    if ffmpeg::build(Build::Instances).is_none() || ffmpeg::build(Build::Plain).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = program(directory.path(), "fate");
+    let mut failed = Vec::new();
+    for (targets, counts) in SETS {
+        let (plain, output) = fate(Build::Plain, targets, "");
+        println!("{targets:?}: {} tests pass in the plain build", plain.len());
+        assert!(!plain.is_empty(), "{output}");
+        for count in *counts {
+            let (ours, output) = fate(Build::Instances, targets, &format!("{} {count}", program.display()));
+            let missing: Vec<_> = plain.difference(&ours).cloned().collect();
+            println!("in {count} instances: {} tests pass; these do not: {missing:?}", ours.len());
+            let is_known = |name: &String| EXCEPTIONS.iter().any(|(known, _)| known == name);
+            if !missing.iter().all(is_known) {
+                failed.push(format!("in {count} instances: {missing:?}\n{output}"));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Runs targets of FATE, with a program that starts its programs; returns the tests that pass, and what make prints.
+fn fate(build: Build, targets: &[&str], starter: &str) -> (BTreeSet<String>, String) {
+    let mut make = ffmpeg::make(build).unwrap();
+    make.arg("--keep-going").args(targets).arg(format!("TARGET_EXEC={starter}"));
+    let output = make.output().unwrap();
+    let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success() || errors.contains("] Error "), "{}: {errors}", output.status);
+    let tests = text.lines().filter_map(|line| line.strip_prefix("TEST")).map(str::trim);
+    let failed: BTreeSet<&str> = errors
+        .lines()
+        .filter_map(|line| line.split_once(": fate-")?.1.split_once("] Error ").map(|(name, _)| name))
+        .collect();
+    let passed = tests.filter(|name| !failed.contains(name)).map(str::to_owned).collect();
+    (passed, errors.into_owned())
 }
 
 /// Links what transcodes films with the libraries of a build.

@@ -88,3 +88,37 @@ fn the_example_has_many_sqlites() {
         assert!((1..60).contains(&made("dlmopen")), "{table}");
     }
 }
+
+/// `examples/isolation`: a request that corrupts what is not its instance's harms no other instance, in contexts and orbits; it does in
+/// instances alone.
+#[test]
+fn a_corrupt_instance_in_a_context_or_an_orbit_harms_no_other() {
+    let source = orrery_testing::root().join("examples/isolation/library/sums.c");
+    let Some(library) = orrery_testing::cls::library("sums", &[source], &["-O1"], true) else { return };
+    for compiler in COMPILERS {
+        let Some(program) = build("isolation", compiler) else { continue };
+        let run = |way: &str| {
+            let mut command = Command::new("timeout");
+            let output = command.arg("120").arg(&program).arg(&library).arg(way).output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            (output.status, String::from_utf8_lossy(&output.stdout).into_owned(), errors.into_owned())
+        };
+        for (way, after_crash) in [("contexts", 1), ("orbits", 0)] {
+            let (status, text, errors) = run(way);
+            let expected = format!(
+                "ann: put 0 40: 40\nbob: put 0 7: 7\neve: put 0 1: 1\neve: put into ann's numbers: no answer\n\
+                 ann: put 0 42: 42\neve: put where nothing is: no answer\neve: sum: {after_crash}\nbob: sum: 7\n\
+                 ann: sum: 42\nthe others were not harmed\n"
+            );
+            assert_eq!(text, expected, "{compiler}, {way}: {status}: {errors}");
+            assert!(status.success(), "{compiler}, {way}: {status}: {errors}");
+        }
+        let (status, text, errors) = run("instances");
+        assert!(
+            text.contains("\nann: put 0 42: -584, which is wrong\n"),
+            "{compiler}: {status}: {text}{errors}"
+        );
+        assert!(!text.contains("bob: sum"), "{compiler}: it goes on after a crash: {text}");
+        assert!(!status.success(), "{compiler}: {status}: {text}{errors}");
+    }
+}

@@ -1,6 +1,6 @@
 //! ffmpeg, built from Debian's sources, plainly and with the compiler pass of `passes/cls`.
 //!
-//! Some 20 of its video codecs, without external libraries, so that it takes minutes to build. With the pass, each of
+//! It has the codecs, formats and filters of which its own tests (FATE) need no samples, without external libraries. With the pass, each of
 //! its programs is linked as a shared library, whose `main` can be called in instances: nothing of the sources is changed.
 
 use std::fs;
@@ -19,14 +19,48 @@ pub enum Build {
     Instances,
 }
 
-const ENCODERS: &str = "mpeg4,mpeg2video,mpeg1video,ffv1,huffyuv,ffvhuff,rawvideo,mjpeg,h263,h263p,msmpeg4v2,msmpeg4v3,wmv1,wmv2,flv,snow,pgm,pgmyuv,\
-                        pcm_s16le,wrapped_avframe";
-const DECODERS: &str = "mpeg4,mpeg2video,mpeg1video,ffv1,huffyuv,ffvhuff,rawvideo,mjpeg,h263,h263p,msmpeg4v2,msmpeg4v3,wmv1,wmv2,flv,snow,pgm,pgmyuv,\
-                        pcm_s16le,wrapped_avframe";
-const MUXERS: &str = "avi,mov,mp4,nut,rawvideo,framecrc,framemd5,framehash,crc,md5,hash,null,image2,wav,flv,mpeg2video,yuv4mpegpipe,pcm_s16le";
-const DEMUXERS: &str = "avi,mov,nut,rawvideo,image2,wav,flv,mpegvideo,yuv4mpegpipe,pcm_s16le";
-const PARSERS: &str = "mpeg4video,mpegvideo,mjpeg,h263";
-const FILTERS: &str = "scale,aresample,testsrc2,format,aformat,null,anull,crop,hflip,vflip";
+/// Codecs of which FATE encodes generated material and decodes the outcome.
+const CODECS: &str = "mpeg4,mpeg2video,mpeg1video,ffv1,huffyuv,ffvhuff,rawvideo,mjpeg,h263,h263p,msmpeg4v2,\
+                      msmpeg4v3,wmv1,wmv2,flv,snow,pgm,pgmyuv,wrapped_avframe,amv,asv1,asv2,cljr,dnxhd,\
+                      dvvideo,h261,jpeg2000,jpegls,msvideo1,prores,qtrle,r210,roq,rv10,rv20,svq1,v210,v308,\
+                      v408,y41p,yuv4,avui,gif,bmp,dpx,pam,pbm,pcx,pfm,ppm,qoi,sgi,sunrast,targa,xbm,xwd,\
+                      ac3_fixed,alac,flac,mp2,roq_dpcm,s302m,tta,wavpack,pcm_alaw,pcm_mulaw,pcm_f32be,\
+                      pcm_f32le,pcm_f64be,pcm_f64le,pcm_s16be,pcm_s16be_planar,pcm_s16le,pcm_s16le_planar,\
+                      pcm_s24be,pcm_s24le,pcm_s24le_planar,pcm_s32be,pcm_s32le,pcm_s32le_planar,pcm_s8,\
+                      pcm_s8_planar,pcm_u16be,pcm_u16le,pcm_u24be,pcm_u24le,pcm_u32be,pcm_u32le,pcm_u8,\
+                      adpcm_adx,adpcm_argo,adpcm_ima_alp,adpcm_ima_apm,adpcm_ima_qt,adpcm_ima_ssi,\
+                      adpcm_ima_wav,adpcm_ima_ws,adpcm_ms,adpcm_swf,adpcm_yamaha";
+/// Encoders without a decoder of that name.
+const ENCODERS: &str = "ljpeg,vc2,mp2fixed";
+/// Decoders without an encoder of that name.
+const DECODERS: &str = "dirac,mp3,ac3";
+const MUXERS: &str = "avi,mov,mp4,nut,rawvideo,framecrc,framemd5,framehash,crc,md5,hash,null,image2,\
+                      image2pipe,wav,flv,mpeg2video,yuv4mpegpipe,adx,aiff,alp,amv,apm,argo_asf,asf,ast,au,\
+                      caf,dnxhd,dv,filmstrip,flac,gif,gxf,ircam,ismv,kvag,matroska,matroska_audio,mp2,\
+                      mpeg1system,mpeg1video,mpegts,mxf,mxf_d10,mxf_opatom,ogg,rm,roq,rso,smjpeg,sox,swf,\
+                      tta,voc,w64,wsaud,wv,ffmetadata,pcm_alaw,pcm_mulaw,pcm_f32be,pcm_f32le,pcm_f64be,\
+                      pcm_f64le,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,pcm_s8,\
+                      pcm_u16be,pcm_u16le,pcm_u24be,pcm_u24le,pcm_u32be,pcm_u32le,pcm_u8";
+const DEMUXERS: &str = "avi,mov,nut,rawvideo,image2,image2pipe,wav,flv,mpegvideo,yuv4mpegpipe,adx,aiff,alp,\
+                      apm,argo_asf,asf,ast,au,caf,dnxhd,dv,ffmetadata,filmstrip,flac,gif,gxf,ircam,kvag,\
+                      matroska,mp3,mpegps,mpegts,mxf,ogg,rm,roq,rso,smjpeg,sox,swf,tta,voc,w64,wsaud,wv,\
+                      pcm_alaw,pcm_mulaw,pcm_f32be,pcm_f32le,pcm_f64be,pcm_f64le,pcm_s16be,pcm_s16le,\
+                      pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,pcm_s8,pcm_u16be,pcm_u16le,pcm_u24be,\
+                      pcm_u24le,pcm_u32be,pcm_u32le,pcm_u8";
+const PARSERS: &str = "mpeg4video,mpegvideo,mpegaudio,mjpeg,h261,h263,ac3,dirac,dnxhd,flac,gif";
+const FILTERS: &str = "acrossfade,adelay,aecho,aemphasis,aeval,aevalsrc,afade,aformat,allrgb,allyuv,\
+                      alphaextract,alphamerge,amerge,amix,anequalizer,anull,apad,aperms,aphasemeter,\
+                      aresample,asetnsamples,asetrate,atrim,avgblur,channelmap,channelsplit,chorus,\
+                      chromashift,codecview,color,colorbalance,colorchannelmixer,colorkey,colorlevels,\
+                      compand,concat,crop,crystalizer,curves,dcshift,decimate,drawbox,earwax,ebur128,\
+                      edgedetect,epx,extrastereo,fieldmatch,fieldorder,firequalizer,format,fps,framerate,\
+                      freezedetect,gradfun,hflip,hqx,hue,idet,il,interlace,join,kerndeint,life,lut,lutrgb,\
+                      lutyuv,metadata,minterpolate,negate,null,nullsink,overlay,pad,pal100bars,pal75bars,\
+                      palettegen,paletteuse,pan,perms,phase,pixdesctest,psnr,qp,readvitc,removegrain,\
+                      rgbtestsrc,rotate,scale,scale2ref,scdet,select,setpts,settb,showpalette,shuffleplanes,\
+                      signalstats,silencedetect,silenceremove,sine,smptebars,smptehdbars,split,sr,ssim,\
+                      stereotools,swapuv,telecine,testsrc,testsrc2,thumbnail,tpad,transpose,tremolo,trim,\
+                      unsharp,untile,vectorscope,vflip,volume,w3fdif,xbr,yadif,yuvtestsrc";
 
 /// Tables that libavutil's FFT fills once with constants, which its assembly names: all instances share them.
 const SHARED: &str = "ff_tx_tab_8_float:ff_tx_tab_16_float:ff_tx_tab_32_float:ff_tx_tab_64_float:ff_tx_tab_128_float:\
@@ -92,6 +126,8 @@ pub fn build(build: Build) -> Option<PathBuf> {
         "--optflags=-O2",
     ]);
     for (kind, names) in [
+        ("encoder", CODECS),
+        ("decoder", CODECS),
         ("encoder", ENCODERS),
         ("decoder", DECODERS),
         ("muxer", MUXERS),

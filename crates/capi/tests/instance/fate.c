@@ -1,0 +1,140 @@
+/*
+ * Runs a program that is linked as a shared library in each of many instances, which all exist: fate COUNT LIBRARY [ARGUMENT...]. What each
+ * writes to standard output has to be what the first wrote, which is passed on. With ORRERY_FATE_LOG, that file gets a line for each run.
+ */
+
+#define _GNU_SOURCE
+
+#include <errno.h>
+#include <getopt.h>
+#include <orrery/instance.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef int main_function(int argc, char **argv);
+
+/* Where exit(3) of the program returns to, while it runs. */
+static jmp_buf ended;
+static volatile int is_running;
+static volatile int status;
+
+/* The library finds this one first: a program that exits ends its instance's turn, not the process. */
+__attribute__((noreturn)) void exit(int code) {
+    if (is_running) {
+        status = code;
+        longjmp(ended, 1);
+    }
+    fflush(NULL);
+    _exit(code);
+}
+
+static int fail(const char *operation) {
+    fprintf(stderr, "fate: cannot %s: %s\n", operation, strerror(errno));
+    return 120;
+}
+
+/* Has a run of the program write to the file in place of standard output. */
+static int run(main_function *program, int argc, char **argv, int output) {
+    const int before = dup(STDOUT_FILENO);
+    if (before < 0 || dup2(output, STDOUT_FILENO) < 0)
+        return fail("redirect the output");
+    /* State of the C library, which all instances share. */
+    optind = 0;
+    is_running = 1;
+    if (setjmp(ended) == 0)
+        status = program(argc, argv);
+    is_running = 0;
+    fflush(stdout);
+    dup2(before, STDOUT_FILENO);
+    close(before);
+    return status;
+}
+
+/* Returns the bytes of a memory file. */
+static char *contents(int file, size_t *size) {
+    struct stat found;
+    if (fstat(file, &found) != 0)
+        return NULL;
+    *size = (size_t)found.st_size;
+    char *bytes = malloc(*size + 1);
+    return bytes && pread(file, bytes, *size, 0) == (ssize_t)*size ? bytes : NULL;
+}
+
+/* Runs it in all instances; returns the status of the first that failed. */
+static int run_all(main_function *program, int argc, char **argv, struct orrery_instance **instances,
+                   size_t count) {
+    char *first = NULL;
+    size_t first_size = 0;
+    for (size_t at = 0; at < count; at++) {
+        const int output = memfd_create("output", MFD_CLOEXEC);
+        if (output < 0)
+            return fail("create a file");
+        if (orrery_instance_enter(instances[at]) != 0)
+            return fail("enter an instance");
+        /* The program may change its arguments. */
+        char *own[argc + 1];
+        for (int argument = 0; argument <= argc; argument++)
+            own[argument] = argv[argument] ? strdup(argv[argument]) : NULL;
+        const int result = run(program, argc, own, output);
+        if (orrery_instance_leave(instances[at]) != 0)
+            return fail("leave an instance");
+        size_t size;
+        char *bytes = contents(output, &size);
+        close(output);
+        if (bytes == NULL)
+            return fail("read the output");
+        if (at == 0) {
+            first = bytes;
+            first_size = size;
+            fwrite(bytes, 1, size, stdout);
+            fflush(stdout);
+        } else {
+            const int differs = size != first_size || memcmp(bytes, first, size) != 0;
+            free(bytes);
+            if (differs) {
+                fprintf(stderr, "fate: instance %zu: its output differs\n", at);
+                return 121;
+            }
+        }
+        if (result != 0)
+            return result;
+    }
+    free(first);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3) {
+        fprintf(stderr, "usage: fate COUNT LIBRARY [ARGUMENT...]\n");
+        return 2;
+    }
+    struct orrery_instance_library *library = orrery_instance_load(argv[2], NULL);
+    if (library == NULL)
+        return fail("load the library");
+    main_function *program = (main_function *)orrery_instance_symbol(library, "main");
+    if (program == NULL)
+        return fail("find main");
+    const size_t count = strtoul(argv[1], NULL, 10);
+    struct orrery_instance **instances = calloc(count, sizeof *instances);
+    if (instances == NULL)
+        return fail("allocate a list");
+    for (size_t at = 0; at < count; at++)
+        if ((instances[at] = orrery_instance_create(library)) == NULL)
+            return fail("create an instance");
+    const int result = run_all(program, argc - 2, argv + 2, instances, count);
+    for (size_t at = 0; at < count && result == 0; at++)
+        if (orrery_instance_destroy(instances[at]) != 0)
+            return fail("destroy an instance");
+    const char *log = getenv("ORRERY_FATE_LOG");
+    FILE *file = log ? fopen(log, "a") : NULL;
+    if (file) {
+        fprintf(file, "%zu %d %s\n", count, result, argv[2]);
+        fclose(file);
+    }
+    return result;
+}
