@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use orrery_context::{self as context, Context, Error, Spec};
 use orrery_orbit::{Backoff, Call, Orbit, Restart};
 use orrery_orc_instance::{Instance, Library, MappedLibrary};
+use orrery_testing::cls::Build;
 
 orrery_testing::cases![
     seconds = 120, trackers = &[];
@@ -33,7 +34,7 @@ impl Sums {
     /// Returns it for the life of the process, of which contexts and orbits are copies.
     fn load() -> Option<&'static Self> {
         let source = orrery_testing::root().join("examples/isolation/library/sums.c");
-        let library = orrery_testing::cls::library("sums", &[source], &["-O1"], true)?;
+        let library = orrery_testing::cls::library("sums", &[source], &["-O1"], Build::Word)?;
         let library = Library::load(library).unwrap();
         // SAFETY: that is the function's type.
         let serve = unsafe { function(library.symbol(c"serve").unwrap()) };
@@ -199,7 +200,7 @@ fn instances_in_orbits_are_apart() {
 
 fn mapped_instances_in_contexts_and_orbits_are_apart() {
     let source = orrery_testing::root().join("examples/isolation/library/sums.c");
-    let Some(library) = orrery_testing::cls::library("sums-plain", &[source], &["-O1"], false) else {
+    let Some(library) = orrery_testing::cls::library("sums-plain", &[source], &["-O1"], Build::Plain) else {
         return;
     };
     let library = MappedLibrary::load(library).unwrap();
