@@ -1,11 +1,11 @@
-//! `make bench B=orc-instances`: many instances of SQLite in one process.
+//! `make bench B=orc-instances`: many instances of SQLite, Lua and libcrypto in one process.
 //!
 //! The library is built twice from one source: plainly, and with the pass that moves its state to compartment-local storage. Of
 //! the plain one, instances are mappings of its file.
 //! What an instance takes and what making one takes is compared with dlmopen(3), which loads the library and the C library
 //! again until it has no more namespaces, and with a forked process each; each number of copies is measured in a process
-//! that had none before. What a call takes is compared with the plain library, which has all databases in one state. Times
-//! are of the processor.
+//! that had none before. What a call takes is compared with the plain library, which has all databases in one state. Instances of
+//! wasmtime are compared in both. Times are of the processor.
 
 use std::ffi::CString;
 use std::hint::black_box;
@@ -15,8 +15,10 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use orrery_bench::instances::fresh::{self, Taken, Way};
+use orrery_bench::instances::libraries::{self, Fresh, Known};
 use orrery_bench::instances::lua::Lua;
 use orrery_bench::instances::sqlite::{Sqlite, Statement};
+use orrery_bench::instances::{DATABASES, calls, nanoseconds, wasm};
 use orrery_bench::report::Report;
 use orrery_bench::{Options, Skipped};
 use orrery_orc_instance::{Instance, Library, MappedLibrary};
@@ -27,12 +29,12 @@ use orrery_testing::cls::{self, Build};
 const BENCH: &str = "orc-instances";
 /// How many instances there are at a time.
 const COUNTS: [usize; 4] = [1, 100, 1000, 10_000];
+/// How many instances there are at a time that have a database each.
+const WITH_DATABASES: [usize; 2] = [100, 10_000];
 /// How many processes there are at a time.
 const PROCESSES: usize = 20;
 /// How many mapped instances there are at a time; the kernel's limit of mappings allows some ten times as many.
 const MAPPINGS: usize = 1000;
-/// Databases among which calls go round.
-const DATABASES: usize = 500;
 
 struct Bench {
     report: Report,
@@ -47,13 +49,21 @@ impl Bench {
         }
     }
 
+    /// Returns whether the user chose any of a library's cases: those of these names, and of numbers of copies.
+    fn any(&self, library: &str, cases: &[&str]) -> bool {
+        let each = ["memory of each", "create", "destroy"];
+        let mut counted =
+            COUNTS.iter().flat_map(|count| each.map(|what| format!("{library}/{count}/{what}")));
+        cases.iter().any(|case| self.options.chosen(case)) || counted.any(|case| self.options.chosen(&case))
+    }
+
     /// What one of many takes: of a library as instances, and of one in another way.
     fn taken(&mut self, library: &str, ours: (Way, &Path), theirs: (Way, &Path)) {
         // What one of a rival takes does not depend on the number, which is as large as it can be.
         let largest = |way| match way {
             Way::Processes => PROCESSES,
             Way::Mapped => MAPPINGS,
-            Way::Instances | Way::Namespaces => COUNTS[3],
+            Way::Instances | Way::Namespaces | Way::Wasm | Way::WasmPool => COUNTS[3],
         };
         let (way, rivals) = (theirs.0, largest(theirs.0));
         let rival = way.to_string();
@@ -91,21 +101,6 @@ impl Bench {
             self.record(&most, "1", &rival, counts);
         }
     }
-}
-
-fn nanoseconds(since: u64, count: usize) -> f64 {
-    (thread_cpu_time() - since) as f64 / count as f64
-}
-
-/// Nanoseconds of a call, over databases in turn.
-fn calls(count: usize, mut call: impl FnMut(usize)) -> f64 {
-    const CALLS: usize = 100_000;
-    (0..count).for_each(&mut call);
-    let begin = thread_cpu_time();
-    for _ in 0..CALLS / count {
-        (0..count).for_each(&mut call);
-    }
-    nanoseconds(begin, CALLS / count * count)
 }
 
 /// Entering and leaving, by the guard of Rust and without one as C does it, beside a call that reads a variable.
@@ -332,12 +327,99 @@ fn bases_of_lua(bench: &mut Bench, word: &Path, gs: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Instances of wasmtime, beside ours: what they take, with and without a database, and their calls.
+///
+/// # Safety
+/// The functions are those of the library.
+unsafe fn wasmtime(bench: &mut Bench, library: &Library, functions: Sqlite, with_pass: &Path) -> Result<()> {
+    const CASES: [&str; 4] = [
+        "sqlite/a row, over 500 instances",
+        "sqlite/a row, in one instance",
+        "sqlite/work of all kinds",
+        "enter, call sqlite3_memory_used, leave",
+    ];
+    let with_database = |count: &usize| {
+        [
+            format!("sqlite/{count}/memory of each, with a database"),
+            format!("sqlite/{count}/create and open a database"),
+        ]
+    };
+    let chosen = |bench: &Bench, cases: &[String]| cases.iter().any(|case| bench.options.chosen(case));
+    if !bench.any("sqlite", &CASES)
+        && !WITH_DATABASES.iter().any(|count| chosen(bench, &with_database(count)))
+    {
+        return Ok(());
+    }
+    let Some([on_demand, pool]) = bench.report.present("wasmtime", wasm::compiled()) else { return Ok(()) };
+    if CASES.iter().any(|case| bench.options.chosen(case)) {
+        // SAFETY: the caller's promise; the file is what `compiled` returned.
+        let found = unsafe { wasm::measure_calls(library, functions, &on_demand, bench.rounds) }?;
+        for (case, pairs) in CASES.into_iter().zip([found.many, found.one, found.work, found.call]) {
+            let unit = if case.contains("work") { "ms" } else { "ns" };
+            bench.record(case, unit, &Way::Wasm.to_string(), pairs);
+        }
+    }
+    for (way, compiled) in [(Way::Wasm, &on_demand), (Way::WasmPool, &pool)] {
+        bench.taken("sqlite", (Way::Instances, with_pass), (way, compiled));
+        for count in WITH_DATABASES {
+            let [memory_case, create_case] = with_database(&count);
+            if !chosen(bench, &[memory_case.clone(), create_case.clone()]) {
+                continue;
+            }
+            let (mut memory, mut create) = (Vec::new(), Vec::new());
+            for _ in 0..bench.rounds {
+                let theirs = wasm::measure_databases(way, count, compiled);
+                let Some(theirs) = bench.report.present(&way.to_string(), theirs) else { break };
+                let ours = wasm::measure_databases(Way::Instances, count, with_pass)?;
+                memory.push((ours.0, theirs.0));
+                create.push((ours.1, theirs.1));
+            }
+            let rival = way.to_string();
+            bench.record(&memory_case, "KiB", &rival, memory);
+            bench.record(&create_case, "us", &rival, create);
+        }
+    }
+    Ok(())
+}
+
+/// What instances of Lua or libcrypto take, what a call takes, and one in a state that is as new.
+///
+/// # Safety
+/// Both files are `known`, the first built with the pass.
+unsafe fn library(bench: &mut Bench, known: Known, with_pass: &Path, plain: &Path) -> Result<()> {
+    for way in [Way::Namespaces, Way::Processes] {
+        bench.taken(&known.to_string(), (Way::Instances, with_pass), (way, plain));
+    }
+    let (case, rival) = match known {
+        Known::Lua => ("lua/a chunk", "plain"),
+        Known::Crypto => ("libcrypto/a digest", "Debian's, with assembly"),
+    };
+    let (mut outside, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds {
+        // SAFETY: the caller's promise.
+        let [own, same, plain] = unsafe { libraries::measure_call(known, with_pass, plain) }?;
+        outside.push((own, same));
+        theirs.push((own, plain));
+    }
+    bench.record(case, "ns", "in no instance", outside);
+    bench.record(case, "ns", rival, theirs);
+    for (fresh, file) in [(Fresh::Create, with_pass), (Fresh::Process, plain)] {
+        let mut pairs = Vec::new();
+        for _ in 0..bench.rounds {
+            let own = libraries::measure_fresh(known, Fresh::Reset, with_pass)?;
+            pairs.push((own, libraries::measure_fresh(known, fresh, file)?));
+        }
+        bench.record(&format!("{case} and reset"), "us", &fresh.to_string(), pairs);
+    }
+    Ok(())
+}
+
 fn main() -> Result<ExitCode> {
-    if fresh::serve()? {
+    if fresh::serve()? || wasm::serve()? || libraries::serve()? {
         return Ok(ExitCode::SUCCESS);
     }
     let options = Options::from_command_line(
-        "Many instances of SQLite beside namespaces, processes and one plain library",
+        "Many instances of libraries beside namespaces, processes, wasmtime and plain libraries",
     );
     options.pin()?.bind()?;
     let rounds = if options.quick() { 3 } else { 11 };
@@ -370,13 +452,24 @@ fn main() -> Result<ExitCode> {
     if let (Some(word), Some(gs)) = (cls::lua("-O2", Build::Word), cls::lua("-O2", Build::Gs)) {
         bases_of_lua(&mut bench, &word, &gs)?;
     }
+    // SAFETY: `ours` are the functions of `library`.
+    unsafe { wasmtime(&mut bench, &library, ours, &with_pass) }?;
     let ours = (Way::Instances, &*with_pass);
     for way in [Way::Namespaces, Way::Processes, Way::Mapped] {
         bench.taken("sqlite", ours, (way, &plain));
     }
     bench.taken("sqlite mapped", (Way::Mapped, &plain), (Way::Namespaces, &plain));
     if let (Some(with_pass), Some(plain)) = (cls::lua("-O2", Build::Word), cls::lua("-O2", Build::Plain)) {
-        bench.taken("lua", (Way::Instances, &with_pass), (Way::Processes, &plain));
+        // SAFETY: both are Lua, the first built with the pass.
+        unsafe { self::library(&mut bench, Known::Lua, &with_pass, &plain) }?;
+    }
+    if bench.any("libcrypto", &["libcrypto/a digest and reset"]) {
+        let files = libraries::libcrypto(!bench.options.quick())
+            .and_then(|with_pass| Ok((with_pass, libraries::plain_libcrypto()?)));
+        if let Some((with_pass, plain)) = bench.report.present("libcrypto", files) {
+            // SAFETY: both are libcrypto, the first built with the pass.
+            unsafe { self::library(&mut bench, Known::Crypto, &with_pass, &plain) }?;
+        }
     }
     let whole = bench.options.all();
     bench.report.finish(BENCH, whole)

@@ -14,6 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 use orrery_orc_instance::{Instance, Library, MappedInstance, MappedLibrary};
 use orrery_sys::scheduling::{process_cpu_time, thread_cpu_time};
 
+use super::wasm;
+
 /// How a library is had several times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -25,6 +27,10 @@ pub enum Way {
     Namespaces,
     /// By fork(2), each in a process.
     Processes,
+    /// As instances of wasmtime, their memory mapped on demand.
+    Wasm,
+    /// As instances of wasmtime, their memory from a pool.
+    WasmPool,
 }
 
 impl fmt::Display for Way {
@@ -34,6 +40,8 @@ impl fmt::Display for Way {
             Self::Mapped => "mapped",
             Self::Namespaces => "dlmopen",
             Self::Processes => "a process each",
+            Self::Wasm => "wasmtime",
+            Self::WasmPool => "wasmtime, pooled",
         })
     }
 }
@@ -90,6 +98,10 @@ pub fn serve() -> Result<bool> {
         "instances" => instances(library, count)?,
         "mapped" => mapped(library, count)?,
         "dlmopen" => namespaces(library, count)?,
+        // SAFETY: for these ways, `measure` is given what `wasm::compiled` returned.
+        "wasmtime" => unsafe { wasm::taken(Way::Wasm, library, count) }?,
+        // SAFETY: as above.
+        "wasmtime, pooled" => unsafe { wasm::taken(Way::WasmPool, library, count) }?,
         _ => processes(library, count)?,
     };
     println!("{} {} {} {}", taken.count, taken.kib, taken.create, taken.destroy);
@@ -105,12 +117,12 @@ fn kib(file: &str, field: &str) -> Result<f64> {
 }
 
 /// Private memory of a process with the tables that map it, in KiB.
-fn private_memory(process: &str) -> Result<f64> {
+pub(super) fn private_memory(process: &str) -> Result<f64> {
     let pages = kib(&format!("/proc/{process}/smaps_rollup"), "Private_Dirty:")?;
     Ok(pages + kib(&format!("/proc/{process}/status"), "VmPTE:")?)
 }
 
-fn each(nanoseconds: u64, count: usize) -> f64 {
+pub(super) fn each(nanoseconds: u64, count: usize) -> f64 {
     nanoseconds as f64 / 1e3 / count as f64
 }
 
@@ -167,7 +179,7 @@ fn namespaces(library: &Path, count: usize) -> Result<Taken> {
 }
 
 /// Processor time of children that were waited for, in nanoseconds.
-fn time_of_children() -> u64 {
+pub(super) fn time_of_children() -> u64 {
     // SAFETY: an `rusage` consists of integers, for which zero is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one `rusage` to `usage`, which outlives the call.

@@ -5,6 +5,22 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use anyhow::{Result, ensure};
 use orrery_orc_instance::{Library, MappedInstance};
 
+/// Makes a table with a row.
+pub(super) const TABLE: &CStr = c"create table t(a integer primary key, b); insert into t values(1, 'text')";
+/// Finds that row.
+pub(super) const ROW: &CStr = c"select b from t where a = 1";
+/// Work of the kinds that SQLite does.
+pub(super) const WORK: &CStr = c"create table t(a integer primary key, b text); \
+    with recursive c(x) as (select 1 union all select x + 1 from c where x < 20000) \
+    insert into t select x, 'text' || x from c; create index i on t(b); \
+    select count(*) from t where b like '%77%'; select sum(length(b)) from t; \
+    update t set b = b || 'x' where a % 3 = 0; delete from t where a % 7 = 0";
+/// Small statements that follow on [`WORK`].
+pub(super) const SMALL: &CStr =
+    c"insert into t(b) values('hello'); select b from t where a = last_insert_rowid()";
+/// How often [`SMALL`] follows.
+pub(super) const SMALL_STATEMENTS: usize = 2000;
+
 /// `sqlite3 *`.
 pub type Database = *mut c_void;
 /// Stands for `sqlite3_stmt *`.
@@ -29,7 +45,7 @@ pub struct Sqlite {
 ///
 /// # Safety
 /// `F` is the type of a pointer to the function that is there.
-unsafe fn function<F: Copy>(address: *mut c_void) -> F {
+pub(super) unsafe fn function<F: Copy>(address: *mut c_void) -> F {
     assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
     // SAFETY: the caller's promise; both are as large.
     unsafe { std::mem::transmute_copy(&address) }
@@ -122,8 +138,8 @@ impl Sqlite {
     /// SQLite has no memory.
     pub fn prepared(self) -> Result<Statement> {
         let database = self.open()?;
-        self.exec(database, c"create table t(a integer primary key, b); insert into t values(1, 'text')")?;
-        let (mut statement, text) = (std::ptr::null_mut(), c"select b from t where a = 1");
+        self.exec(database, TABLE)?;
+        let (mut statement, text) = (std::ptr::null_mut(), ROW);
         // SAFETY: the database is open, and the places are the caller's.
         let code =
             unsafe { (self.prepare)(database, text.as_ptr(), -1, &raw mut statement, std::ptr::null_mut()) };
@@ -154,19 +170,9 @@ impl Sqlite {
     /// A statement failed.
     pub fn work(self) -> Result<()> {
         let database = self.open()?;
-        self.exec(
-            database,
-            c"create table t(a integer primary key, b text); \
-              with recursive c(x) as (select 1 union all select x + 1 from c where x < 20000) \
-              insert into t select x, 'text' || x from c; create index i on t(b); \
-              select count(*) from t where b like '%77%'; select sum(length(b)) from t; \
-              update t set b = b || 'x' where a % 3 = 0; delete from t where a % 7 = 0",
-        )?;
-        for _ in 0..2000 {
-            self.exec(
-                database,
-                c"insert into t(b) values('hello'); select b from t where a = last_insert_rowid()",
-            )?;
+        self.exec(database, WORK)?;
+        for _ in 0..SMALL_STATEMENTS {
+            self.exec(database, SMALL)?;
         }
         // SAFETY: the database is open, no statement of it is left, and it is not used any more.
         ensure!(unsafe { (self.close)(database) } == 0, "cannot close a database");
