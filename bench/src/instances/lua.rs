@@ -5,6 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use anyhow::{Result, ensure};
 use orrery_orc_instance::Library;
 
+use super::sqlite::function;
+
 /// Stands for `lua_State *`.
 type State = *mut c_void;
 
@@ -30,13 +32,11 @@ impl Lua {
         // SAFETY: the library is Lua (# Safety); these are the types that lua.h and lauxlib.h declare.
         unsafe {
             Ok(Self {
-                new: std::mem::transmute::<*mut c_void, _>(library.symbol(c"luaL_newstate")?.as_ptr()),
-                open_libraries: std::mem::transmute::<*mut c_void, _>(
-                    library.symbol(c"luaL_openlibs")?.as_ptr(),
-                ),
-                load: std::mem::transmute::<*mut c_void, _>(library.symbol(c"luaL_loadstring")?.as_ptr()),
-                call: std::mem::transmute::<*mut c_void, _>(library.symbol(c"lua_pcallk")?.as_ptr()),
-                close: std::mem::transmute::<*mut c_void, _>(library.symbol(c"lua_close")?.as_ptr()),
+                new: function(library.symbol(c"luaL_newstate")?.as_ptr()),
+                open_libraries: function(library.symbol(c"luaL_openlibs")?.as_ptr()),
+                load: function(library.symbol(c"luaL_loadstring")?.as_ptr()),
+                call: function(library.symbol(c"lua_pcallk")?.as_ptr()),
+                close: function(library.symbol(c"lua_close")?.as_ptr()),
             })
         }
     }
