@@ -16,6 +16,12 @@ use crate::machine;
 /// How long a kernel may take to boot, and a command to run, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How often the memory of a guest is looked at until it stays the same, which takes the guest's kernel some rounds of 2 s.
+const LOOK: Duration = Duration::from_secs(3);
+/// What changes between two looks at a guest that rests.
+const REST: u64 = 256 << 10;
+const BALLOON: [&str; 2] = ["-device", "virtio-balloon-pci,free-page-reporting=on"];
+
 /// An image that `orrery orc image` has made; removed when this is dropped.
 #[derive(Debug)]
 pub struct Image {
@@ -91,7 +97,7 @@ impl Boot {
         Ok(Self { kernel, initramfs, directory: directory.to_owned() })
     }
 
-    /// Starts a guest with `memory` MiB and more options for QEMU.
+    /// Starts a guest with `memory` MiB and more options for QEMU. It reports free memory to the host, which takes it back.
     ///
     /// # Errors
     /// Those of QEMU, and where it does not boot.
@@ -100,10 +106,11 @@ impl Boot {
             name: name.to_owned(),
             memory_mib: memory,
             cpus: 1,
-            append: String::new(),
+            // Where memory could be added above 4 GiB, the kernel would reserve 64 MiB for devices that reach only what is below.
+            append: "swiotlb=noforce".to_owned(),
             initramfs: self.initramfs.clone(),
             peer: None,
-            extra: options.to_vec(),
+            extra: BALLOON.iter().map(|&option| option.to_owned()).chain(options.iter().cloned()).collect(),
         };
         let mut machine = Machine::start(&config, &self.kernel, &self.directory)?;
         machine.wait_for_console("READY", PATIENCE)?;
@@ -125,21 +132,51 @@ impl Guest {
     /// # Errors
     /// Where it fails, or the guest ends.
     pub fn run(&mut self, command: &str) -> Result<String> {
-        match self.shell.run(command)? {
+        let console = self.machine.file("console");
+        let answer = self.shell.run(command).with_context(|| {
+            let console = fs::read_to_string(console).unwrap_or_default();
+            format!("a guest does not answer to {command}; its console: {console}")
+        })?;
+        match answer {
             (0, output) => Ok(output),
             (status, output) => bail!("{command} exits with {status}: {output}"),
         }
     }
 
-    /// Returns the memory of its QEMU in bytes, each page divided by the processes that map it (`Pss` in `/proc/PID/smaps_rollup`).
+    /// Waits until the guest has returned its free memory, and returns what its QEMU has then.
+    ///
+    /// # Errors
+    /// As for [`proportional`](Self::proportional).
+    pub fn rested(&self) -> Result<u64> {
+        let mut last = self.proportional()?;
+        loop {
+            std::thread::sleep(LOOK);
+            let now = self.proportional()?;
+            if now.abs_diff(last) < REST {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
+    /// Returns the memory of the guest in bytes: its own, and the pages of its images, each divided by the processes that map it (`Pss` of
+    /// the shared mappings in `/proc/PID/smaps`). What QEMU takes besides, for translated code above all, is not the guest's.
     ///
     /// # Errors
     /// Where the kernel does not report it.
     pub fn proportional(&self) -> Result<u64> {
-        let path = format!("/proc/{}/smaps_rollup", self.machine.pid());
+        let path = format!("/proc/{}/smaps", self.machine.pid());
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let line = text.lines().find(|line| line.starts_with("Pss:")).context("no Pss")?;
-        let kib: u64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
-        Ok(kib << 10)
+        let (mut sum, mut is_shared) = (0, false);
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            match (words.next(), words.next()) {
+                (Some("Pss:"), Some(number)) if is_shared => sum += number.parse::<u64>()?,
+                (Some(range), Some(access)) if !range.ends_with(':') => is_shared = access.ends_with('s'),
+                _ => {}
+            }
+        }
+        ensure!(sum > 0, "{path} reports no memory of a guest");
+        Ok(sum << 10)
     }
 }

@@ -21,9 +21,9 @@ pub(crate) const FAMILY: Family = Family {
         },
         Row {
             name: "fsgsbase",
-            systems: &[System::LwcRollback, System::Hijack],
-            purpose: "saves and switches the thread pointer without a system call",
-            fallback: "arch_prctl(ARCH_SET_FS)",
+            systems: &[System::LwcRollback, System::Hijack, System::Orc],
+            purpose: "switches the thread pointer, and the base of GS of instances, without a system call",
+            fallback: "arch_prctl(ARCH_SET_FS), arch_prctl(ARCH_SET_GS)",
             probe: Probe::Child(fsgsbase),
         },
         Row {

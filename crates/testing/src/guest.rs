@@ -30,8 +30,10 @@ done
 /// The beginning of the line after the output of a command.
 const END: &str = "::END ";
 
-/// The modules of Debian's kernel for images of trees: on virtio-pmem with DAX, on virtio-blk, and below an overlay.
-pub const MODULES: [&str; 6] = ["virtio_pci", "virtio_blk", "nd_pmem", "virtio_pmem", "erofs", "overlay"];
+/// The modules of Debian's kernel for images of trees: on virtio-pmem with DAX, on virtio-blk, and below an overlay; and for a balloon,
+/// which returns free memory to the host.
+pub const MODULES: [&str; 7] =
+    ["virtio_pci", "virtio_blk", "nd_pmem", "virtio_pmem", "virtio_balloon", "erofs", "overlay"];
 
 /// The shell of a virtual machine.
 pub struct Shell(BufReader<UnixStream>);
