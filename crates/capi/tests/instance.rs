@@ -94,7 +94,9 @@ fn the_example_has_many_sqlites() {
 #[test]
 fn a_corrupt_instance_in_a_context_or_an_orbit_harms_no_other() {
     let source = orrery_testing::root().join("examples/isolation/library/sums.c");
-    let Some(library) = orrery_testing::cls::library("sums", &[source], &["-O1"], Build::Word) else { return };
+    let Some(library) = orrery_testing::cls::library("sums", &[source], &["-O1"], Build::Word) else {
+        return;
+    };
     for compiler in COMPILERS {
         let Some(program) = build("isolation", compiler) else { continue };
         let run = |way: &str| {
