@@ -449,15 +449,38 @@ impl Podman {
         command
     }
 
+    /// Returns the name of the control groups in which it puts containers. It never removes them.
+    fn control_group() -> String {
+        format!("orrery-podman-{}", std::process::id())
+    }
+
+    /// Returns these control groups, in all hierarchies, each after those below it.
+    fn control_groups() -> Vec<PathBuf> {
+        let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+        let roots = hierarchies.map(|entry| entry.path()).chain([PathBuf::from("/sys/fs/cgroup")]);
+        let mut found: Vec<_> = roots.map(|root| root.join(Self::control_group())).collect();
+        found.retain(|group| group.is_dir() && !group.is_symlink());
+        let mut next = 0;
+        while let Some(group) = found.get(next).cloned() {
+            let below = fs::read_dir(group).into_iter().flatten().flatten();
+            found.extend(below.map(|entry| entry.path()).filter(|path| path.is_dir()));
+            next += 1;
+        }
+        found.reverse();
+        found
+    }
+
     /// Runs `sleep` in a container of this root file system; returns its process and what was said.
     fn run(&mut self, name: &str, runtime: &str, root: &Path) -> Result<(u32, String), String> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         self.containers.push(name.to_owned());
         // Its own limits are higher than those that a test may have.
         let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"];
-        let (run, what) =
-            (["run", "--detach", "--network", "none"], ["--log-driver", "none", "--name", name]);
-        let mut command = self.command(runtime, &[&run[..], &limits, &what, &["--rootfs"]].concat());
+        let run = ["run", "--detach", "--network", "none", "--log-driver", "none", "--name", name];
+        // What watches over it stays in the control group of the test.
+        let group = format!("/{}", Self::control_group());
+        let groups = ["--cgroups", "no-conmon", "--cgroup-parent", &group];
+        let mut command = self.command(runtime, &[&run[..], &limits, &groups, &["--rootfs"]].concat());
         let output = command.arg(root).args(["/bin/sleep", "1000"]).output().unwrap();
         if !output.status.success() {
             return Err(text(&output.stderr));
@@ -479,6 +502,14 @@ impl Drop for Podman {
         self.remove("runc");
         for storage in ["storage/overlay", "storage/overlay-containers"] {
             let _ = Command::new("umount").arg(self.directory.path().join(storage)).output();
+        }
+        // A container ends a moment after it was removed.
+        for _ in 0..100 {
+            Self::control_groups().iter().for_each(|group| drop(fs::remove_dir(group)));
+            if Self::control_groups().is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
         }
     }
 }
