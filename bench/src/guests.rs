@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orthros_host::{Error, Initramfs, KernelFiles, Machine, MachineConfig, cache, command};
@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_secs(3);
 /// What changes between two looks at a guest that rests.
 const REST: u64 = 256 << 10;
+/// Has the guest's kernel report free memory, which QEMU returns.
 const BALLOON: [&str; 2] = ["-device", "virtio-balloon-pci,free-page-reporting=on"];
 
 /// An image that `orrery orc image` has made; removed when this is dropped.
@@ -143,13 +144,14 @@ impl Guest {
         }
     }
 
-    /// Waits until the guest has returned its free memory, and returns what its QEMU has then.
+    /// Waits until the guest has returned its free memory, and returns what it has then.
     ///
     /// # Errors
-    /// As for [`proportional`](Self::proportional).
+    /// As for [`proportional`](Self::proportional), and where it goes on changing.
     pub fn rested(&self) -> Result<u64> {
         let mut last = self.proportional()?;
-        loop {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
             std::thread::sleep(LOOK);
             let now = self.proportional()?;
             if now.abs_diff(last) < REST {
@@ -157,6 +159,7 @@ impl Guest {
             }
             last = now;
         }
+        bail!("the memory of a guest that does nothing still changes after {} s", PATIENCE.as_secs())
     }
 
     /// Returns the memory of the guest in bytes: its own, and the pages of its images, each divided by the processes that map it (`Pss` of

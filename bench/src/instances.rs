@@ -1,5 +1,6 @@
 //! Many instances of one library, and what does the same otherwise.
 
+mod child;
 pub mod fresh;
 pub mod libraries;
 pub mod lua;

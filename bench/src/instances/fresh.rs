@@ -3,18 +3,16 @@
 //! Memory that was used once is at hand the second time, so a process that makes its second ten thousand instances says
 //! nothing about the first. Times are of the processor, so that a busy machine changes them little.
 
-use std::env;
 use std::ffi::CString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use orrery_orc_instance::{Instance, Library, MappedInstance, MappedLibrary};
 use orrery_sys::scheduling::{process_cpu_time, thread_cpu_time};
 
-use super::wasm;
+use super::{child, wasm};
 
 /// How a library is had several times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,17 +65,8 @@ const MEASURE: &str = "measure-copies";
 /// # Errors
 /// There is no such copy at all, or the process fails.
 pub fn measure(way: Way, count: usize, library: &Path) -> Result<Taken> {
-    let mut command = Command::new(env::current_exe()?);
-    command.args([MEASURE, &way.to_string(), &count.to_string()]).arg(library);
-    let output = command.output()?;
-    ensure!(
-        output.status.success(),
-        "{way}, {count} copies: {}",
-        String::from_utf8_lossy(&output.stderr).trim_end()
-    );
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [made, kib, create, destroy] = numbers[..] else { bail!("{way}: cannot read {text:?}") };
+    let [made, kib, create, destroy] =
+        child::measure(MEASURE, [&way.to_string(), &count.to_string()], library)?;
     ensure!(made >= 1.0, "{way}: there is not one copy");
     Ok(Taken { count: made, kib, create, destroy })
 }
@@ -87,14 +76,10 @@ pub fn measure(way: Way, count: usize, library: &Path) -> Result<Taken> {
 /// # Errors
 /// A copy cannot be made.
 pub fn serve() -> Result<bool> {
-    let arguments: Vec<_> = env::args_os().collect();
-    let [_, first, way, count, library] = &arguments[..] else { return Ok(false) };
-    if first != MEASURE {
-        return Ok(false);
-    }
-    let count = count.to_str().and_then(|count| count.parse().ok()).context("no number of copies")?;
-    let library = Path::new(library);
-    let taken = match way.to_str().unwrap_or_default() {
+    let Some((way, count, library)) = child::arguments(MEASURE) else { return Ok(false) };
+    let count = count.parse().context("no number of copies")?;
+    let library = Path::new(&library);
+    let taken = match &*way {
         "instances" => instances(library, count)?,
         "mapped" => mapped(library, count)?,
         "dlmopen" => namespaces(library, count)?,

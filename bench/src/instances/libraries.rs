@@ -3,8 +3,7 @@
 //! libcrypto is built by `orrery-cc` from the sources of Debian's package, without assembly, which names a variable. What it is compared
 //! with is Debian's own.
 
-use std::env;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -16,8 +15,9 @@ use orrery_sys::scheduling::thread_cpu_time;
 use orrery_testing::{cls, root, target_directory};
 
 use super::fresh::{each, time_of_children};
-use super::nanoseconds;
+use super::lua::{self, Lua};
 use super::sqlite::function;
+use super::{child, nanoseconds};
 use crate::Skipped;
 
 /// One of the libraries.
@@ -41,12 +41,8 @@ impl fmt::Display for Known {
 /// The functions of a library, as far as they are called.
 #[derive(Clone, Copy, Debug)]
 pub enum Functions {
-    /// Of Lua: `luaL_newstate`, `luaL_loadstring`, `lua_pcallk`.
-    Lua(
-        unsafe extern "C" fn() -> *mut c_void,
-        unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
-        unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, isize, *mut c_void) -> c_int,
-    ),
+    /// Of Lua.
+    Lua(Lua),
     /// Of libcrypto: `EVP_sha256`, `EVP_Digest`.
     Crypto(
         unsafe extern "C" fn() -> *const c_void,
@@ -54,8 +50,8 @@ pub enum Functions {
     ),
 }
 
-/// What a library needs for its calls: a `lua_State *`, or nothing.
-pub type State = *mut c_void;
+/// What a library needs for its calls: a state of Lua, or nothing.
+pub type State = lua::State;
 
 impl Functions {
     /// Finds the functions.
@@ -69,11 +65,7 @@ impl Functions {
         // SAFETY: these are the types that lua.h, lauxlib.h and openssl/evp.h declare.
         unsafe {
             Ok(match known {
-                Known::Lua => Self::Lua(
-                    function(find(c"luaL_newstate")?),
-                    function(find(c"luaL_loadstring")?),
-                    function(find(c"lua_pcallk")?),
-                ),
+                Known::Lua => Self::Lua(Lua::new(find)?),
                 Known::Crypto => Self::Crypto(function(find(c"EVP_sha256")?), function(find(c"EVP_Digest")?)),
             })
         }
@@ -119,12 +111,7 @@ impl Functions {
     /// The library has no memory.
     pub fn open(self) -> Result<State> {
         match self {
-            Self::Lua(new, ..) => {
-                // SAFETY: the function takes nothing.
-                let state = unsafe { new() };
-                ensure!(!state.is_null(), "Lua has no memory");
-                Ok(state)
-            }
+            Self::Lua(lua) => lua.open(),
             Self::Crypto(..) => Ok(std::ptr::null_mut()),
         }
     }
@@ -138,17 +125,8 @@ impl Functions {
     /// [`Functions::open`] returned the state, in the instance that this thread is in.
     pub unsafe fn call(self, state: State) -> Result<()> {
         match self {
-            Self::Lua(_, load, call) => {
-                let chunk = c"local sum = 0 for i = 1, 1000 do sum = sum + i % 7 end if sum ~= 3003 then error(sum) end";
-                // SAFETY: the state is Lua's (# Safety), the chunk is a C string; the function that one pushes the other takes.
-                let code = unsafe {
-                    match load(state, chunk.as_ptr()) {
-                        0 => call(state, 0, 0, 0, 0, std::ptr::null_mut()),
-                        code => code,
-                    }
-                };
-                ensure!(code == 0, "a Lua chunk failed: {code}");
-            }
+            // SAFETY: the state is Lua's (# Safety).
+            Self::Lua(lua) => unsafe { lua.run(state, CHUNK) },
             Self::Crypto(sha256, digest) => {
                 let data = [b'a'; 1024];
                 let mut out = [0_u8; 32];
@@ -159,12 +137,15 @@ impl Functions {
                     digest(data, 1024, out, std::ptr::null_mut(), kind, std::ptr::null_mut())
                 };
                 ensure!(code == 1 && out[..4] == SHA256, "a digest is wrong: {code}, {out:02x?}");
+                Ok(())
             }
         }
-        Ok(())
     }
 }
 
+/// What Lua's call runs.
+const CHUNK: &CStr =
+    c"local sum = 0 for i = 1, 1000 do sum = sum + i % 7 end if sum ~= 3003 then error(sum) end";
 /// The first bytes of the SHA-256 of 1,024 times the letter a.
 const SHA256: [u8; 4] = [0x2e, 0xdc, 0x98, 0x68];
 
@@ -300,15 +281,8 @@ const MEASURE: &str = "measure-fresh-calls";
 /// # Errors
 /// The call fails.
 pub fn measure_fresh(known: Known, fresh: Fresh, library: &Path) -> Result<f64> {
-    let mut command = Command::new(env::current_exe()?);
-    let output = command.args([MEASURE, &known.to_string(), &fresh.to_string()]).arg(library).output()?;
-    ensure!(
-        output.status.success(),
-        "{known}, {fresh}: {}",
-        String::from_utf8_lossy(&output.stderr).trim_end()
-    );
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.trim_end().parse().with_context(|| format!("{known}, {fresh}: cannot read {text:?}"))
+    let [taken] = child::measure(MEASURE, [&known.to_string(), &fresh.to_string()], library)?;
+    Ok(taken)
 }
 
 /// Does what [`measure_fresh`] started this process for, and returns whether it did.
@@ -316,14 +290,10 @@ pub fn measure_fresh(known: Known, fresh: Fresh, library: &Path) -> Result<f64> 
 /// # Errors
 /// A call fails.
 pub fn serve() -> Result<bool> {
-    let arguments: Vec<_> = env::args_os().collect();
-    let [_, first, known, fresh, library] = &arguments[..] else { return Ok(false) };
-    if first != MEASURE {
-        return Ok(false);
-    }
-    let known = if known == "lua" { Known::Lua } else { Known::Crypto };
-    let fresh = Fresh::ALL.into_iter().find(|way| fresh.to_str() == Some(&way.to_string()));
-    let library = Path::new(library);
+    let Some((known, fresh, library)) = child::arguments(MEASURE) else { return Ok(false) };
+    let known = if known == Known::Lua.to_string() { Known::Lua } else { Known::Crypto };
+    let fresh = Fresh::ALL.into_iter().find(|way| way.to_string() == fresh);
+    let library = Path::new(&library);
     // SAFETY: `measure_fresh` is given files of the library that it names.
     let taken = unsafe {
         match fresh.context("no such way")? {

@@ -3,7 +3,6 @@
 //! The amalgamation that the native builds have is compiled once for wasm32, and that by Cranelift for each of two allocators: one that
 //! maps 4 GiB of addresses for each instance when it is created, and a pool that has done so before. Memories are copied on write.
 
-use std::env;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +18,7 @@ use wasmtime::{
 
 use super::fresh::{Taken, Way, each, private_memory};
 use super::sqlite::{self, Statement};
-use super::{DATABASES, calls, nanoseconds};
+use super::{DATABASES, calls, child, nanoseconds};
 use crate::Skipped;
 
 /// What is exported besides `row`, which the C source exports itself.
@@ -270,12 +269,7 @@ const MEASURE: &str = "measure-databases";
 /// # Errors
 /// An instance cannot be made, or the process fails.
 pub fn measure_databases(way: Way, count: usize, library: &Path) -> Result<(f64, f64)> {
-    let mut command = Command::new(env::current_exe()?);
-    let output = command.args([MEASURE, &way.to_string(), &count.to_string()]).arg(library).output()?;
-    ensure!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stderr).trim_end());
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [kib, create] = numbers[..] else { bail!("{way}: cannot read {text:?}") };
+    let [kib, create] = child::measure(MEASURE, [&way.to_string(), &count.to_string()], library)?;
     Ok((kib, create))
 }
 
@@ -284,14 +278,10 @@ pub fn measure_databases(way: Way, count: usize, library: &Path) -> Result<(f64,
 /// # Errors
 /// An instance cannot be made.
 pub fn serve() -> Result<bool> {
-    let arguments: Vec<_> = env::args_os().collect();
-    let [_, first, way, count, path] = &arguments[..] else { return Ok(false) };
-    if first != MEASURE {
-        return Ok(false);
-    }
-    let count = count.to_str().and_then(|count| count.parse().ok()).context("no number of instances")?;
-    let path = Path::new(path);
-    let way = [Way::Wasm, Way::WasmPool].into_iter().find(|known| way.to_str() == Some(&known.to_string()));
+    let Some((way, count, path)) = child::arguments(MEASURE) else { return Ok(false) };
+    let count = count.parse().context("no number of instances")?;
+    let path = Path::new(&path);
+    let way = [Way::Wasm, Way::WasmPool].into_iter().find(|known| known.to_string() == way);
     let (kib, create) = if let Some(way) = way {
         // SAFETY: `measure_databases` is given what `compiled` returned.
         let library = unsafe { Compiled::load(way, path) }?;

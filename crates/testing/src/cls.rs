@@ -15,11 +15,11 @@ pub const BASE: &str = "ORRERY_TEST_CLS_BASE";
 /// How a library is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
-    /// By clang.
+    /// By clang, without instances.
     Plain,
-    /// With the pass.
+    /// With the pass: instances are found by the thread-local word.
     Word,
-    /// With the pass, its accesses relative to GS.
+    /// With the pass: instances are found by GS (`ORRERY_CLS_BASE=gs`).
     Gs,
 }
 

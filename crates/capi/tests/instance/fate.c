@@ -5,18 +5,12 @@
 
 #define _GNU_SOURCE
 
-#include <errno.h>
+#include "all_instances.h"
 #include <getopt.h>
-#include <orrery/instance.h>
 #include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-typedef int main_function(int argc, char **argv);
 
 /* Where exit(3) of the program returns to, while it runs. */
 static jmp_buf ended;
@@ -33,16 +27,11 @@ __attribute__((noreturn)) void exit(int code) {
     _exit(code);
 }
 
-static int fail(const char *operation) {
-    fprintf(stderr, "fate: cannot %s: %s\n", operation, strerror(errno));
-    return 120;
-}
-
 /* Has a run of the program write to the file in place of standard output. */
 static int run(main_function *program, int argc, char **argv, int output) {
     const int before = dup(STDOUT_FILENO);
     if (before < 0 || dup2(output, STDOUT_FILENO) < 0)
-        return fail("redirect the output");
+        fail("redirect the output");
     /* State of the C library, which all instances share. */
     optind = 0;
     is_running = 1;
@@ -65,29 +54,26 @@ static char *contents(int file, size_t *size) {
     return bytes && pread(file, bytes, *size, 0) == (ssize_t)*size ? bytes : NULL;
 }
 
-/* Runs it in all instances; returns the status of the first that failed. */
-static int run_all(main_function *program, int argc, char **argv, struct orrery_instance **instances,
-                   size_t count) {
+/* Runs it in all instances; returns the status of the first that failed, or 121 where one writes something else than the first. */
+static int run_all(struct all_instances all, int argc, char **argv) {
     char *first = NULL;
     size_t first_size = 0;
-    for (size_t at = 0; at < count; at++) {
+    for (size_t at = 0; at < all.count; at++) {
         const int output = memfd_create("output", MFD_CLOEXEC);
         if (output < 0)
-            return fail("create a file");
-        if (orrery_instance_enter(instances[at]) != 0)
-            return fail("enter an instance");
+            fail("create a file");
+        enter(all, at);
         /* The program may change its arguments. */
         char *own[argc + 1];
         for (int argument = 0; argument <= argc; argument++)
             own[argument] = argv[argument] ? strdup(argv[argument]) : NULL;
-        const int result = run(program, argc, own, output);
-        if (orrery_instance_leave(instances[at]) != 0)
-            return fail("leave an instance");
+        const int result = run(all.function, argc, own, output);
+        leave(all, at);
         size_t size;
         char *bytes = contents(output, &size);
         close(output);
         if (bytes == NULL)
-            return fail("read the output");
+            fail("read the output");
         if (at == 0) {
             first = bytes;
             first_size = size;
@@ -113,27 +99,14 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: fate COUNT LIBRARY [ARGUMENT...]\n");
         return 2;
     }
-    struct orrery_instance_library *library = orrery_instance_load(argv[2], NULL);
-    if (library == NULL)
-        return fail("load the library");
-    main_function *program = (main_function *)orrery_instance_symbol(library, "main");
-    if (program == NULL)
-        return fail("find main");
-    const size_t count = strtoul(argv[1], NULL, 10);
-    struct orrery_instance **instances = calloc(count, sizeof *instances);
-    if (instances == NULL)
-        return fail("allocate a list");
-    for (size_t at = 0; at < count; at++)
-        if ((instances[at] = orrery_instance_create(library)) == NULL)
-            return fail("create an instance");
-    const int result = run_all(program, argc - 2, argv + 2, instances, count);
-    for (size_t at = 0; at < count && result == 0; at++)
-        if (orrery_instance_destroy(instances[at]) != 0)
-            return fail("destroy an instance");
+    const struct all_instances all = create_all(argv[2], "main", argv[1]);
+    const int result = run_all(all, argc - 2, argv + 2);
+    if (result == 0)
+        destroy_all(all);
     const char *log = getenv("ORRERY_FATE_LOG");
     FILE *file = log ? fopen(log, "a") : NULL;
     if (file) {
-        fprintf(file, "%zu %d %s\n", count, result, argv[2]);
+        fprintf(file, "%zu %d %s\n", all.count, result, argv[2]);
         fclose(file);
     }
     return result;
