@@ -9,11 +9,12 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::contender::Contender;
+use crate::counts;
 use crate::group::{Entry, Group, Quantity};
 use crate::options::{Options, Pin};
 use crate::process::{Worker, serve};
 use crate::report::Report;
-use crate::round::{Comparison, measure};
+use crate::round::{Comparison, Counted, measure};
 use orrery_report::record::Record;
 use orrery_report::statistics::{interquartile_range, median};
 
@@ -185,14 +186,15 @@ impl Bench {
 
     fn measure(&self, deadline: Instant, report: &mut Report) -> Result<()> {
         let mut shares_left: u32 = self.groups.iter().map(Group::share).sum();
+        let events = counts::available();
         let bar = ProgressBar::new(shares_left.into());
         bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}")?);
         for group in &self.groups {
             let now = Instant::now();
             let share = deadline.saturating_duration_since(now) / shares_left;
             let progress = |message| bar.set_message(message);
-            for found in measure(group, now + share * group.share(), &progress, report)? {
-                let Comparison { name, quantity, rival, pairs } = found;
+            let found = measure(group, now + share * group.share(), &events, &progress, report)?;
+            for Comparison { name, quantity, rival, pairs } in found.comparisons {
                 let more_is_better = quantity == Quantity::Rate;
                 report.records.push(Record::new(
                     self.name,
@@ -202,6 +204,11 @@ impl Bench {
                     pairs,
                     more_is_better,
                 ));
+            }
+            for Counted { name, event: (_, event), rival, pair: (ours, theirs) } in found.counted {
+                let pair = (ours.max(counts::LEAST), theirs.max(counts::LEAST));
+                let case = format!("{name}: {event}");
+                report.counts.push(Record::new(self.name, case, event, rival, vec![pair], false));
             }
             shares_left -= group.share();
             bar.inc(group.share().into());

@@ -42,11 +42,21 @@ pub trait Contender {
     /// Fails where the operation failed or its result was wrong; the contender then takes no further part.
     /// [`Skipped`] means that it cannot do this work on this machine.
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample>;
+
+    /// Returns the processes that do the work, by themselves or by what they have started: this one, unless the contender says otherwise.
+    /// System calls and page faults are counted in these.
+    fn processes(&self) -> Vec<u32> {
+        vec![std::process::id()]
+    }
 }
 
 impl Contender for Box<dyn Contender> {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         (**self).measure(work, iterations)
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        (**self).processes()
     }
 }
 

@@ -22,6 +22,7 @@
 mod bench;
 mod c_example;
 mod contender;
+mod counts;
 mod group;
 mod options;
 mod process;
@@ -44,6 +45,7 @@ pub mod ours;
 pub mod packets;
 pub mod pairs;
 pub mod plugins;
+pub mod programs;
 pub mod report;
 pub mod resp;
 pub mod rival;

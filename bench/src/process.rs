@@ -92,6 +92,10 @@ impl Contender for Worker {
         let latencies = times.collect::<Result<_>>()?;
         Ok(Sample { iterations, elapsed, latencies })
     }
+
+    fn processes(&self) -> Vec<u32> {
+        vec![self.process.id()]
+    }
 }
 
 impl Drop for Worker {

@@ -16,6 +16,8 @@ use crate::machine;
 pub struct Report {
     /// The records so far.
     pub records: Vec<Record>,
+    /// Counts of events: records of one round each.
+    pub(crate) counts: Vec<Record>,
     // Sets, because several cases may have the same line.
     pub(crate) skipped: BTreeSet<String>,
     pub(crate) failed: BTreeSet<String>,
@@ -47,11 +49,15 @@ impl Report {
     pub fn finish(self, bench: &str, write: bool) -> Result<ExitCode> {
         println!("\n{bench}: each value is the median of so many runs; ratio above 1: ours is better");
         println!("{}", table(&self.records));
+        if !self.counts.is_empty() {
+            println!("\nin each operation, with what is done around it and not timed:");
+            println!("{}", table(&self.counts));
+        }
         self.skipped.iter().for_each(|line| println!("SKIPPED {line}"));
         self.failed.iter().for_each(|line| println!("FAILED {line}"));
         if write {
             let path = machine::record_file(bench)?;
-            write_json(&path, &self.records)?;
+            write_json(&path, &[&self.records[..], &self.counts].concat())?;
             println!("records: {}", path.display());
         }
         Ok(if self.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::contender::{Contender, Sample, Skipped};
+use crate::counts::{self, Event};
 use crate::group::{Case, Entry, Group, Quantity};
 use crate::machine;
 use crate::report::Report;
@@ -37,6 +38,8 @@ const ROUNDS: u32 = 10;
 const SHORTEST_SLICE: Duration = Duration::from_millis(2);
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 const MOST_ITERATIONS: f64 = 1e6;
+/// A round that takes longer than this is not done once more for the sake of counts.
+const LONGEST_COUNTED: Duration = Duration::from_secs(1);
 /// The first operation may set up what all later ones find: only one that takes longer than this is not repeated before
 /// it counts.
 const LONGEST_WARM_UP: Duration = Duration::from_secs(2);
@@ -52,18 +55,35 @@ pub(crate) struct Comparison<'g> {
     pub(crate) pairs: Vec<Pair>,
 }
 
-/// Measures all cases of `group` until `deadline`.
+/// How often an event happened in one operation of a case, of ours and of a rival.
+pub(crate) struct Counted<'g> {
+    /// The name of the case's first quantity.
+    pub(crate) name: &'g str,
+    pub(crate) event: Event,
+    pub(crate) rival: &'g str,
+    pub(crate) pair: Pair,
+}
+
+/// What was found of a group.
+pub(crate) struct Found<'g> {
+    pub(crate) comparisons: Vec<Comparison<'g>>,
+    pub(crate) counted: Vec<Counted<'g>>,
+}
+
+/// Measures all cases of `group` until `deadline`, and counts `events` once in each.
 pub(crate) fn measure<'g>(
     group: &'g Group,
     deadline: Instant,
+    events: &[Event],
     progress: &dyn Fn(String),
     report: &mut Report,
-) -> Result<Vec<Comparison<'g>>> {
+) -> Result<Found<'g>> {
     let begin = Instant::now();
     let left = || deadline.saturating_duration_since(Instant::now());
     let mut lineups = lineups(group, machine::available_memory()?, report);
     // By case, quantity and rival, in the group's order of them.
     let mut found: BTreeMap<(usize, usize, usize), Vec<Pair>> = BTreeMap::new();
+    let mut counted = Vec::new();
     let (mut start, mut starts) = (0, STARTS);
     while start < starts {
         let started = Instant::now();
@@ -93,6 +113,9 @@ pub(crate) fn measure<'g>(
                         found.entry((number, quantity, rival)).or_default().extend(pairs);
                     }
                 }
+                if start == 0 && !events.is_empty() && running.is_short() {
+                    counted.extend(running.count(case, events, report));
+                }
             }
         }
         lineups.retain(|lineup| lineup.len() > 1 && lineup[0].name == group.ours.name);
@@ -106,7 +129,7 @@ pub(crate) fn measure<'g>(
         let (name, quantity) = &group.cases[case].quantities[quantity];
         Comparison { name, quantity: *quantity, rival: &group.rivals[rival].name, pairs }
     };
-    Ok(found.into_iter().map(comparison).collect())
+    Ok(Found { comparisons: found.into_iter().map(comparison).collect(), counted })
 }
 
 /// Returns how many starts take half of the time at most; at least one.
@@ -210,6 +233,39 @@ impl<'g> Lineup<'g> {
         case.quantities.iter().map(|(_, quantity)| compare(*quantity)).collect()
     }
 
+    /// Returns whether all rounds of the present case were short.
+    fn is_short(&self) -> bool {
+        let samples = self.participants.iter().flat_map(|one| &one.samples);
+        samples.map(|sample| sample.elapsed).max().is_some_and(|longest| longest <= LONGEST_COUNTED)
+    }
+
+    /// Counts `events` in one more round of a case that was measured. Returns what was counted, for each event and each rival that
+    /// took part.
+    fn count<'c>(&mut self, case: &'c Case, events: &[Event], report: &mut Report) -> Vec<Counted<'c>>
+    where
+        'g: 'c,
+    {
+        let what = format!("{}, {}, counted", self.group, case.work);
+        let mut all = Vec::new();
+        for one in &mut self.participants {
+            let counts = one.count(&case.work, events);
+            let counts = counts.unwrap_or_else(|error| {
+                one.withdraw(&what, &error, report);
+                None
+            });
+            all.push((one.name, counts));
+        }
+        let Some(((_, Some(ours)), rivals)) = all.split_first() else { return Vec::new() };
+        let name = case.quantities.first().map_or("", |(name, _)| name);
+        let mut counted = Vec::new();
+        for (rival, counts) in rivals {
+            for (at, theirs) in counts.iter().flatten().enumerate() {
+                counted.push(Counted { name, event: events[at], rival, pair: (ours[at], *theirs) });
+            }
+        }
+        counted
+    }
+
     /// Returns ours and the rivals that still take part; None where there is nothing left to compare.
     fn ours_and_rivals(&self) -> Option<(&Participant<'g>, Vec<&Participant<'g>>)> {
         let (ours, rivals) = self.participants.split_first()?;
@@ -256,6 +312,16 @@ impl<'g> Participant<'g> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Returns how often each event happens in an operation; None where it does not take part.
+    fn count(&mut self, work: &str, events: &[Event]) -> Result<Option<Vec<f64>>> {
+        let iterations = self.iterations;
+        let Some(contender) = self.contender.as_mut().filter(|_| self.able) else { return Ok(None) };
+        let (counts, sample) =
+            counts::count(events, &contender.processes(), || contender.measure(work, iterations))?;
+        let operations = f64::from(sample.iterations.max(1));
+        Ok(Some(counts.into_iter().map(|count| count / operations).collect()))
     }
 
     /// Leaves it out of this case; for good, unless it was skipped.

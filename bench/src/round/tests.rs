@@ -205,11 +205,11 @@ fn contenders_start_several_times_and_all_lineups_add_to_a_case() {
         .case(Case::mean("w", "c", Unit::Microseconds).rounds(4));
     let mut report = Report::default();
     let soon = Instant::now() + Duration::from_secs(2);
-    let found = measure(&group, soon, &|_| (), &mut report).unwrap();
+    let found = measure(&group, soon, &[], &|_| (), &mut report).unwrap();
     assert_eq!(starts.get(), 4 * STARTS);
-    let rivals: Vec<_> = found.iter().map(|found| found.rival).collect();
+    let rivals: Vec<_> = found.comparisons.iter().map(|found| found.rival).collect();
     assert_eq!(rivals, ["one", "other"]);
-    assert!(found.iter().all(|found| found.pairs.len() >= usize::try_from(STARTS).unwrap()));
+    assert!(found.comparisons.iter().all(|found| found.pairs.len() >= usize::try_from(STARTS).unwrap()));
     assert!(report.skipped.is_empty() && report.failed.is_empty(), "{report:?}");
 }
 
@@ -226,7 +226,7 @@ fn slow_operations_leave_fewer_starts() {
     });
     let group = Group::new("g", slow, [entry("fast", 0)]).case(Case::mean("w", "c", Unit::Microseconds));
     let soon = Instant::now() + Duration::from_millis(100);
-    measure(&group, soon, &|_| (), &mut Report::default()).unwrap();
+    measure(&group, soon, &[], &|_| (), &mut Report::default()).unwrap();
     assert_eq!(starts.get(), 1);
 }
 
@@ -243,8 +243,8 @@ fn a_case_gets_the_rounds_that_it_needs_though_time_is_up() {
     let case = Case::mean("w", "c", Unit::Microseconds).rounds(9);
     let group = Group::new("g", slow(), [slow()]).case(case);
     let soon = Instant::now() + Duration::from_millis(10);
-    let found = measure(&group, soon, &|_| (), &mut Report::default()).unwrap();
-    let pairs: Vec<_> = found.iter().map(|found| found.pairs.len()).collect();
+    let found = measure(&group, soon, &[], &|_| (), &mut Report::default()).unwrap();
+    let pairs: Vec<_> = found.comparisons.iter().map(|found| found.pairs.len()).collect();
     assert_eq!(pairs.len(), 1);
     assert!(pairs[0] >= 9, "{pairs:?}");
 }
@@ -264,10 +264,36 @@ fn what_cannot_start_is_not_started_again() {
     ));
     let mut report = Report::default();
     let soon = Instant::now() + Duration::from_millis(50);
-    let found = measure(&group, soon, &|_| (), &mut report).unwrap();
+    let found = measure(&group, soon, &[], &|_| (), &mut report).unwrap();
     assert_eq!(asked.get(), 1);
-    assert_eq!(found.iter().map(|found| found.rival).collect::<Vec<_>>(), ["able"]);
+    assert_eq!(found.comparisons.iter().map(|found| found.rival).collect::<Vec<_>>(), ["able"]);
     assert_eq!(report.skipped.len(), 1);
+}
+
+#[test]
+fn events_are_counted_for_each_operation_in_one_start() {
+    let events: Vec<_> = counts::available().into_iter().filter(|event| event.1 == "system calls").collect();
+    if events.is_empty() {
+        orrery_testing::skipped!("perf cannot count system calls here");
+        return;
+    }
+    let calls = |name, count: u32| {
+        Entry::new(name, move || {
+            Ok(batched(move |_| {
+                (0..count).for_each(|_| _ = rustix::thread::gettid());
+                Ok(())
+            }))
+        })
+    };
+    let case = Case::mean("w", "time", Unit::Microseconds).quantity("rate", Quantity::Rate);
+    let group = Group::new("g", calls("few", 100), [calls("many", 1000), entry("none", 0)]).case(case);
+    let soon = Instant::now() + Duration::from_millis(200);
+    let found = measure(&group, soon, &events, &|_| (), &mut Report::default()).unwrap();
+    let counted: Vec<_> = found.counted.iter().map(|one| (one.name, one.event.1, one.rival)).collect();
+    assert_eq!(counted, [("time", "system calls", "many"), ("time", "system calls", "none")]);
+    let (few, many) = found.counted[0].pair;
+    // Other tests, beside this one, make calls in other threads of this process.
+    assert!(few >= 100.0 && many >= 1000.0, "{few} {many}");
 }
 
 #[test]

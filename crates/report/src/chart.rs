@@ -54,8 +54,10 @@ fn decades(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
 
 /// Draws, for each record, how many times better ours is, on a logarithmic scale.
 pub(crate) fn ratios(records: &[Record]) -> Result<String> {
-    let drawn: Vec<&Record> =
-        records.iter().filter(|record| record.ratio.is_finite() && record.ratio > 0.0).collect();
+    let drawn: Vec<&Record> = records
+        .iter()
+        .filter(|record| record.ratio.is_finite() && record.ratio > 0.0 && !record.is_count())
+        .collect();
     let ends = |record: &Record| {
         let half = record.spread.max(0.0) / 2.0;
         // Of a logarithmic scale there is no point at zero.
@@ -343,7 +345,9 @@ mod tests {
         let mut record = Record::new("b", "the case", "us", "the rival", vec![(1.0, 4.0)], false);
         assert!(ratios(&[record.clone()]).unwrap().contains("the case, beside the rival"));
         record.ratio = f64::NAN;
-        assert!(!ratios(&[record]).unwrap().contains("the case"));
+        assert!(!ratios(&[record.clone()]).unwrap().contains("the case"));
+        (record.ratio, record.unit) = (4.0, "page faults".to_owned());
+        assert!(!ratios(&[record]).unwrap().contains("the case"), "counts are in the table");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::record::Record;
+use crate::record::{COUNTS, Record};
 
 /// One row: what a benchmark's case must show.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -26,6 +26,9 @@ pub struct Promise {
     /// What is promised.
     pub bound: Bound,
 }
+
+/// What bounds may be in, beside [counts](COUNTS): `x` is a ratio.
+const UNITS: [&str; 7] = ["x", "%", "ns", "us", "ms", "1/s", "KiB"];
 
 /// A bound such as `<= 25 us` or `>= 50x`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -52,8 +55,9 @@ impl TryFrom<String> for Bound {
             return fail("bounds nothing: the number must be above 0");
         }
         let unit = rest[end..].trim();
-        if !["x", "%", "ns", "us", "ms", "1/s", "KiB"].contains(&unit) {
-            return fail("has none of the units x, %, ns, us, ms, 1/s, KiB");
+        let units = [&UNITS[..], &COUNTS].concat();
+        if !units.contains(&unit) {
+            return Err(format!("the bound {text:?} has none of the units {}", units.join(", ")));
         }
         Ok(Self { at_least, value, unit: unit.to_owned() })
     }
@@ -77,7 +81,7 @@ impl Bound {
         self.value
     }
 
-    /// Returns the bound's unit: `x` for a ratio, else %, ns, us, ms, 1/s or KiB.
+    /// Returns the bound's unit: `x` for a ratio, else that of a time, a rate, a size or a count.
     pub fn unit(&self) -> &str {
         &self.unit
     }

@@ -16,7 +16,8 @@ pub struct Record {
     pub bench: String,
     /// What was done, for instance `64MiB/4k/100 pages`.
     pub case: String,
-    /// What `ours` and `rival` count: `ns`, `us`, `ms`, `KiB`, `MiB` (less is better), `1/s`, `%` or `1` (more is better).
+    /// What `ours` and `rival` count: `ns`, `us`, `ms`, `KiB`, `MiB`, `system calls`, `page faults`, `instructions`, `TLB misses` (less is better),
+    /// `1/s`, `%` or `1` (more is better).
     pub unit: String,
     /// The median of our values, one per round.
     pub ours: f64,
@@ -32,7 +33,15 @@ pub struct Record {
     pub runs: usize,
 }
 
+/// Units of what is counted, not timed: cases of their own, named `CASE: UNIT`.
+pub const COUNTS: [&str; 4] = ["system calls", "page faults", "instructions", "TLB misses"];
+
 impl Record {
+    /// Returns whether it is about a count.
+    pub fn is_count(&self) -> bool {
+        COUNTS.contains(&self.unit.as_str())
+    }
+
     /// Makes a record of pairs of our value and the rival's, one for each round.
     pub fn new(
         bench: &str,

@@ -75,6 +75,67 @@ fn programs_work_under_their_profiles_and_reach_nothing_else() {
     }
 }
 
+/// Programs like git look at thousands of files, and are several times slower where a monitor does.
+#[test]
+fn profiles_leave_looking_at_metadata_to_the_kernel() {
+    for profile in ["python", "node", "git", "compiler"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_orrery"))
+            .args(["guard", "--explain", "--profile", profile])
+            .output()
+            .unwrap();
+        let said = text(&output.stdout);
+        let line = said.lines().find(|line| line.starts_with("stat, access")).unwrap();
+        assert!(line.contains(" nobody "), "{profile}: {line}");
+    }
+}
+
+/// Keys beside the certificates that a profile lets programs read.
+#[test]
+fn certificates_are_read_and_private_keys_are_not() {
+    for profile in ["curl", "git", "node"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_orrery"))
+            .args(["guard", "--profile", profile, "--print"])
+            .output()
+            .unwrap();
+        let said = text(&output.stdout);
+        assert!(said.contains("\"/etc/ssl/certs\""), "{profile}: {said}");
+        assert!(!said.contains("\"/etc/ssl\"") && !said.contains("\"/etc\""), "{profile}: {said}");
+    }
+    if !std::path::Path::new("/etc/ssl/private").exists() || !is_superuser() {
+        orrery_testing::skipped!("there are no private keys that this user could read");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for profile in ["curl", "git", "node"] {
+        let script = "ls /etc/ssl/certs > /dev/null && echo certificates; ls /etc/ssl/private && echo keys";
+        let said = text(&guard(&directory, &["--profile", profile], script).stdout);
+        assert_eq!(said, "certificates\n", "{profile}");
+    }
+}
+
+#[test]
+fn pip_installs_wheels_under_the_profile_of_python() {
+    let python = "/usr/bin/python3";
+    let pip = Command::new(python).args(["-m", "pip", "--version"]).output();
+    if !pip.is_ok_and(|output| output.status.success()) {
+        orrery_testing::skipped!("there is no pip for {python}");
+        return;
+    }
+    let wheel = "import zipfile\nwith zipfile.ZipFile('w-1-py3-none-any.whl', 'w') as file:\n  \
+                 file.writestr('w.py', '')\n  file.writestr('w-1.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: w\\nVersion: 1\\n')\n  \
+                 file.writestr('w-1.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n  \
+                 file.writestr('w-1.dist-info/RECORD', 'w.py,,\\n')\n";
+    let script = format!("{python} -m pip install --no-index --no-cache-dir --target out *.whl");
+    for guard in [|d: &_, o: &[&str], s: &str| Some(guard(d, o, s)), guard_as_nobody] {
+        let directory = tempfile::tempdir().unwrap();
+        let made = Command::new(python).args(["-c", wheel]).current_dir(directory.path()).status().unwrap();
+        assert!(made.success());
+        let Some(output) = guard(&directory, &["--profile", "python"], &script) else { continue };
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && directory.path().join("out/w.py").exists(), "{said}");
+    }
+}
+
 #[test]
 fn a_profile_is_printed_to_start_from() {
     let orrery = |arguments: &[&str]| {
