@@ -90,8 +90,8 @@ impl Boot {
         let kernel = KernelFiles::obtain(&cache()).map_err(skipped)?;
         let mut archive = Initramfs::new();
         archive.file("/init", INIT, 0o755).program(&busybox, "/bin/busybox")?;
-        for (index, module) in kernel.modules(&MODULES)?.iter().enumerate() {
-            archive.copy(module, &format!("/modules/{index:03}.ko"));
+        for (index, module) in kernel.modules(&MODULES)?.into_iter().enumerate() {
+            archive.file(&format!("/modules/{index:03}.ko"), module, 0o644);
         }
         let initramfs = directory.join("initramfs");
         archive.write(&initramfs)?;

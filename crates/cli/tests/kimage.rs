@@ -114,8 +114,8 @@ fn boot(directory: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
     let mut archive = Initramfs::new();
     archive.copy(&busybox, "/bin/busybox").file("/init", INIT, 0o755);
     archive.file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sleep\n", 0o644);
-    for (index, module) in kernel.modules(&["pvpanic-pci"]).unwrap().iter().enumerate() {
-        archive.copy(module, &format!("/modules/{index}.ko"));
+    for (index, module) in kernel.modules(&["pvpanic-pci"]).unwrap().into_iter().enumerate() {
+        archive.file(&format!("/modules/{index}.ko"), module, 0o644);
     }
     let mut config = MachineConfig {
         name: "guest".to_owned(),
@@ -130,8 +130,9 @@ fn boot(directory: &Path, crash_disk: Option<&Path>) -> Option<Machine> {
         let crash_initramfs = directory.join("crash-initramfs");
         let mut crash = Initramfs::new();
         crash.copy(&busybox, "/bin/busybox").file("/init", CRASH_INIT, 0o755);
-        for (index, module) in kernel.modules(&["virtio_pci", "virtio_blk"]).unwrap().iter().enumerate() {
-            crash.copy(module, &format!("/modules/{index}.ko"));
+        for (index, module) in kernel.modules(&["virtio_pci", "virtio_blk"]).unwrap().into_iter().enumerate()
+        {
+            crash.file(&format!("/modules/{index}.ko"), module, 0o644);
         }
         crash.write(&crash_initramfs).unwrap();
         let source = directory.join("load.c");

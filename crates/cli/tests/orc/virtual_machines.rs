@@ -39,8 +39,8 @@ impl Boot {
         fs::create_dir_all(&directory).unwrap();
         let mut archive = Initramfs::new();
         archive.file("/init", INIT, 0o755).program(&busybox, "/bin/busybox").unwrap();
-        for (index, module) in kernel.modules(&MODULES).unwrap().iter().enumerate() {
-            archive.copy(module, &format!("/modules/{index:03}.ko"));
+        for (index, module) in kernel.modules(&MODULES).unwrap().into_iter().enumerate() {
+            archive.file(&format!("/modules/{index:03}.ko"), module, 0o644);
         }
         let initramfs = directory.join("initramfs");
         archive.write(&initramfs).unwrap();

@@ -27,8 +27,17 @@ pub fn require(program: &str, package: &'static str) -> Result<PathBuf> {
     find(program).ok_or_else(|| Error::Missing { program: program.to_owned(), package })
 }
 
-/// Runs a program to its end and gives what it printed.
+/// Runs a program to its end and gives what it printed, which is text.
 pub(crate) fn run<S: AsRef<OsStr>>(program: &Path, arguments: &[S], within: Option<&Path>) -> Result<String> {
+    Ok(String::from_utf8_lossy(&output_of(program, arguments, within)?).into_owned())
+}
+
+/// Runs a program to its end and gives what it printed.
+pub(crate) fn output_of<S: AsRef<OsStr>>(
+    program: &Path,
+    arguments: &[S],
+    within: Option<&Path>,
+) -> Result<Vec<u8>> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
     if let Some(directory) = within {
@@ -44,5 +53,5 @@ pub(crate) fn run<S: AsRef<OsStr>>(program: &Path, arguments: &[S], within: Opti
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(failed(format!("{}: {}", output.status, said.trim())));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(output.stdout)
 }

@@ -167,8 +167,8 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
     if by.chain(service.copied_paths.iter().map(PathBuf::as_path)).any(|path| path.ends_with(RULES_BY)) {
         modules.extend(RULES);
     }
-    for (index, module) in kernel.modules(&modules)?.iter().enumerate() {
-        image.copy(module, &format!("/modules/{index:03}.ko"));
+    for (index, module) in kernel.modules(&modules)?.into_iter().enumerate() {
+        image.file(&format!("/modules/{index:03}.ko"), module, 0o644);
     }
     image.write(into)?;
     for stripped in [guest, load] {

@@ -1,12 +1,14 @@
 //! The guests' kernel: Debian's, as its package has it, unpacked into a cache. Nothing is installed on the host.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use object::{Object as _, ObjectSection as _};
 
-use crate::command::{require, run};
+use crate::command::{output_of, require, run};
 use crate::error::{Error, Result, file};
 
 /// The package that depends on the current kernel for virtual machines.
@@ -94,15 +96,16 @@ impl KernelFiles {
         Ok(Self { image, modules, release })
     }
 
-    /// Returns the files of these modules and of those that they need, in the order in which to load them.
+    /// Returns the contents of these modules and of those that they need, in the order in which to load them.
     ///
-    /// A module that is built in, or that this kernel does not have, is passed over: the guest finds out what it lacks.
+    /// A module that is built in, or that this kernel does not have, is passed over: the guest finds out what it lacks. Modules that are
+    /// compressed (Debian's since 13) are decompressed.
     ///
     /// # Errors
     ///
-    /// [`Error::File`] where a module cannot be read.
-    pub fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
-        let mut files = Vec::new();
+    /// [`Error::File`] where a module cannot be read, [`Error::Missing`] and [`Error::Command`] where it cannot be decompressed.
+    pub fn modules(&self, names: &[&str]) -> Result<Vec<Vec<u8>>> {
+        let mut files = HashMap::new();
         collect(&self.modules.join("kernel"), &mut files)?;
         let mut order = Vec::new();
         let mut done = HashSet::new();
@@ -113,30 +116,55 @@ impl KernelFiles {
     }
 }
 
-/// All files below a directory whose name says that they are modules.
-fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+/// Adds all modules below a directory to `files`, by their names.
+fn collect(directory: &Path, files: &mut HashMap<String, PathBuf>) -> Result<()> {
     for entry in fs::read_dir(directory).map_err(file("list", directory))?.flatten() {
         let path = entry.path();
         if path.is_dir() {
             collect(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "ko") {
-            files.push(path);
+        } else if let Some(name) = module_name(&path) {
+            files.insert(name, path);
         }
     }
     Ok(())
 }
 
-fn add(name: &str, files: &[PathBuf], done: &mut HashSet<String>, order: &mut Vec<PathBuf>) -> Result<()> {
-    // `-` and `_` are the same to modprobe.
+/// Returns the name of the module in a file, if that is what it has, with `_` for `-`: they are the same to modprobe(8).
+fn module_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let stem = COMPRESSIONS.iter().find_map(|(ending, ..)| name.strip_suffix(ending)).unwrap_or(name);
+    Some(stem.strip_suffix(".ko")?.replace('-', "_"))
+}
+
+/// How modules are compressed (the kernel's `CONFIG_MODULE_COMPRESS_*`): the ending of a file's name, the program that decompresses it, and
+/// that one's package. apt has unpacked the kernel with a library of its own, so the program may be missing.
+const COMPRESSIONS: &[(&str, &str, &str)] =
+    &[(".xz", "xz", "xz-utils"), (".zst", "zstd", "zstd"), (".gz", "gzip", "gzip")];
+
+/// Returns the contents of a module.
+fn read_module(path: &Path) -> Result<Vec<u8>> {
+    let name = path.as_os_str().as_bytes();
+    match COMPRESSIONS.iter().find(|(ending, ..)| name.ends_with(ending.as_bytes())) {
+        Some((_, program, package)) => {
+            let words = [OsStr::new("-dcq"), path.as_os_str()];
+            output_of(&require(program, package)?, &words, None)
+        }
+        None => fs::read(path).map_err(file("read", path)),
+    }
+}
+
+fn add(
+    name: &str,
+    files: &HashMap<String, PathBuf>,
+    done: &mut HashSet<String>,
+    order: &mut Vec<Vec<u8>>,
+) -> Result<()> {
     let name = name.replace('-', "_");
     if !done.insert(name.clone()) {
         return Ok(());
     }
-    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().replace('-', "_"));
-    let Some(path) = files.iter().find(|path| stem(path).is_some_and(|stem| stem == name)) else {
-        return Ok(());
-    };
-    let bytes = fs::read(path).map_err(file("read", path))?;
+    let Some(path) = files.get(&name) else { return Ok(()) };
+    let bytes = read_module(path)?;
     let about = object::File::parse(&*bytes).ok().and_then(|module| {
         let section = module.section_by_name(".modinfo")?;
         section.data().ok().map(<[u8]>::to_vec)
@@ -148,6 +176,56 @@ fn add(name: &str, files: &[PathBuf], done: &mut HashSet<String>, order: &mut Ve
             }
         }
     }
-    order.push(path.clone());
+    order.push(bytes);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// A kernel with the modules `first`, which needs `second-one`, and `second_one`, compressed by this program.
+    fn kernel(directory: &Path, compressor: Option<&str>) -> Option<KernelFiles> {
+        let modules = directory.join("kernel/drivers");
+        fs::create_dir_all(&modules).unwrap();
+        for (name, depends) in [("first", "second-one,built_in"), ("second_one", "")] {
+            let (source, module) = (directory.join("module.c"), modules.join(format!("{name}.ko")));
+            let text = format!(
+                "__attribute__((section(\".modinfo\"))) const char info[] = \"license=GPL\\0depends={depends}\";\n"
+            );
+            fs::write(&source, text).unwrap();
+            let status = Command::new("cc").arg("-c").arg(&source).arg("-o").arg(&module).status().unwrap();
+            assert!(status.success());
+            if let Some(compressor) = compressor {
+                let status = Command::new(compressor).arg("-q").arg(&module).status().ok()?;
+                assert!(status.success());
+                let _removed_by_most = fs::remove_file(&module);
+            }
+        }
+        Some(KernelFiles { image: PathBuf::new(), modules: directory.to_owned(), release: String::new() })
+    }
+
+    #[test]
+    fn modules_come_after_those_that_they_need_however_they_are_compressed() {
+        let plain = tempfile::tempdir().unwrap();
+        let modules = kernel(plain.path(), None).unwrap().modules(&["first", "absent"]).unwrap();
+        let contents = ["second_one", "first"]
+            .map(|name| fs::read(plain.path().join(format!("kernel/drivers/{name}.ko"))).unwrap());
+        assert_eq!(modules, contents);
+        for (compressor, ending) in [("xz", "xz"), ("zstd", "zst"), ("gzip", "gz")] {
+            let directory = tempfile::tempdir().unwrap();
+            let Some(kernel) = kernel(directory.path(), Some(compressor)) else {
+                orrery_testing::skipped!("{compressor} is not installed");
+                continue;
+            };
+            assert_eq!(kernel.modules(&["first"]).unwrap(), contents, "{compressor}");
+
+            let file = directory.path().join(format!("kernel/drivers/second_one.ko.{ending}"));
+            let bytes = fs::read(&file).unwrap();
+            fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+            let error = kernel.modules(&["first"]).unwrap_err().to_string();
+            assert!(error.contains(compressor) && error.contains("second_one.ko"), "{compressor}: {error}");
+        }
+    }
 }

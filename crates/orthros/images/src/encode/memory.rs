@@ -38,11 +38,26 @@ pub(super) fn address_space(pid: u32, memory: &AddressSpace) -> Result<ImageFile
         env_start: layout.environment.0,
         env_end: layout.environment.1,
         exe_file_id: memory.executable.0,
-        saved_auxv: memory.auxv.clone(),
+        saved_auxv: auxiliary(&memory.auxv),
         vmas: memory.mappings.iter().map(vma).collect(),
         dumpable: Some(memory.dumpable),
     };
     ImageFile::of(format!("mm-{pid}"), ImageType::Mm, &mm)
+}
+
+/// The most words of an auxiliary vector that criu takes (its `AT_VECTOR_SIZE` for x86, up to 4.2 at least). Kernels since 6.4 give
+/// programs one pair more.
+const AUXILIARY_WORDS: usize = 44;
+
+/// Returns an auxiliary vector as criu takes it: of one that is too long, the last pairs are left out, but for the end. They are about
+/// restartable sequences, and a program has read them when it began; what is restored is `/proc/PID/auxv`.
+fn auxiliary(vector: &[u64]) -> Vec<u64> {
+    match vector {
+        [.., zero, value] if vector.len() > AUXILIARY_WORDS => {
+            [&vector[..AUXILIARY_WORDS - 2], &[*zero, *value]].concat()
+        }
+        _ => vector.to_vec(),
+    }
 }
 
 fn vma(mapping: &Mapping) -> Vma {
@@ -112,6 +127,16 @@ pub(super) fn stored_pages(memory: &AddressSpace) -> Vec<(PageSource, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_auxiliary_vector_is_no_longer_than_criu_takes_and_has_its_end() {
+        let vector = |pairs: u64| -> Vec<u64> {
+            (1..pairs).flat_map(|kind| [kind, 100 * kind]).chain([0, 0]).collect()
+        };
+        assert_eq!(auxiliary(&vector(22)), vector(22));
+        assert_eq!(auxiliary(&vector(23)), vector(22));
+        assert_eq!(auxiliary(&vector(26)), vector(22));
+    }
 
     #[test]
     fn neighbouring_pages_of_one_kind_are_one_entry() {

@@ -12,6 +12,8 @@ use orrery_kimage::{Error, Kernel, Object, OpenFile};
 
 use crate::model::{SocketOption, SocketRestrictions, SocketSettings};
 
+/// The word of `struct inet_sock` that has the flags of sockets of IPv4 and IPv6 since Linux 6.6 (`enum INET_FLAGS_*`); before, each was a member.
+const FLAGS: &str = "inet_flags";
 const UNIX: u32 = 1;
 const INET: u32 = 2;
 const INET6: u32 = 10;
@@ -359,17 +361,19 @@ impl Reader<'_> {
     /// Adds the options of `IPPROTO_IP`, which sockets of IPv6 have, too.
     fn internet(&mut self, inet: Object<'_>, kind: u32, protocol: u32) -> Result<()> {
         let level = libc::IPPROTO_IP;
-        let receives = inet.u32("cmsg_flags")?;
-        let bit = |bit: u32| Ok(receives >> bit & 1);
+        let has_flags = inet.has(FLAGS);
+        let flags = inet.u32(if has_flags { FLAGS } else { "cmsg_flags" })?;
+        let bit = |bit: u32| Ok(flags >> bit & 1);
+        let flag = |at: u32, member| if has_flags { bit(at) } else { inet.u32(member) };
         add!(self, level;
             IP_TOS = inet.u32("tos"),
             IP_MTU_DISCOVER = inet.u32("pmtudisc"),
-            IP_RECVERR = inet.u32("recverr"),
-            IP_FREEBIND = inet.u32("freebind"),
-            IP_TRANSPARENT = inet.u32("transparent"),
-            IP_BIND_ADDRESS_NO_PORT = inet.u32("bind_address_no_port"),
+            IP_RECVERR = flag(9, "recverr"),
+            IP_FREEBIND = flag(11, "freebind"),
+            IP_TRANSPARENT = flag(15, "transparent"),
+            IP_BIND_ADDRESS_NO_PORT = flag(18, "bind_address_no_port"),
             IP_MINTTL = inet.u32("min_ttl"),
-            IP_MULTICAST_ALL = inet.u32("mc_all"),
+            IP_MULTICAST_ALL = flag(14, "mc_all"),
             IP_PKTINFO = bit(0),
             IP_RECVTTL = bit(1),
             IP_RECVTOS = bit(2),
@@ -381,8 +385,8 @@ impl Reader<'_> {
         for (option, name, value) in [
             (IP_CHECKSUM, "IP_CHECKSUM", bit(7)),
             (IP_RECVFRAGSIZE, "IP_RECVFRAGSIZE", bit(8)),
-            (IP_RECVERR_RFC4884, "IP_RECVERR_RFC4884", inet.u32("recverr_rfc4884")),
-            (libc::IP_NODEFRAG, "IP_NODEFRAG", inet.u32("nodefrag")),
+            (IP_RECVERR_RFC4884, "IP_RECVERR_RFC4884", flag(10, "recverr_rfc4884")),
+            (libc::IP_NODEFRAG, "IP_NODEFRAG", flag(17, "nodefrag")),
             (libc::IP_UNICAST_IF, "IP_UNICAST_IF", inet.u32("uc_index").map(u32::swap_bytes)),
         ] {
             self.number_unless(0, (level, option, name), value)?;
@@ -395,7 +399,7 @@ impl Reader<'_> {
             self.number_unless(0, (level, IP_LOCAL_PORT_RANGE, "IP_LOCAL_PORT_RANGE"), range)?;
         }
         if kind != STREAM {
-            add!(self, level; IP_MULTICAST_TTL = inet.u32("mc_ttl"), IP_MULTICAST_LOOP = inet.u32("mc_loop"));
+            add!(self, level; IP_MULTICAST_TTL = inet.u32("mc_ttl"), IP_MULTICAST_LOOP = flag(13, "mc_loop"));
             let (address, index) = (inet.u32("mc_addr")?, inet.u32("mc_index")?);
             if address != 0 || index != 0 {
                 let value = [0, address, index].map(u32::to_le_bytes).concat();
@@ -453,10 +457,14 @@ impl Reader<'_> {
     fn internet_6(&mut self, v6: Object<'_>, inet: Object<'_>, kind: u32) -> Result<()> {
         /// Nine bits with a sign: -1 for the kernel's default.
         const DEFAULT: u32 = 0x1ff;
+        let flags = if inet.has(FLAGS) { Some(inet.u32(FLAGS)?) } else { None };
+        let flag = |at: u32, object: Object<'_>, member| {
+            flags.map_or_else(|| object.u32(member), |flags| Ok(flags >> at & 1))
+        };
         add!(self, IPV6;
             IPV6_MTU_DISCOVER = v6.u32("pmtudisc"),
-            IPV6_RECVERR = v6.u32("recverr"),
-            IPV6_DONTFRAG = v6.u32("dontfrag"),
+            IPV6_RECVERR = flag(26, v6, "recverr"),
+            IPV6_DONTFRAG = flag(25, v6, "dontfrag"),
             IPV6_TCLASS = v6.u32("tclass"),
             IPV6_RECVPKTINFO = v6.u32("rxopt.bits.rxinfo"),
             IPV6_RECVHOPLIMIT = v6.u32("rxopt.bits.rxhlim"),
@@ -464,15 +472,15 @@ impl Reader<'_> {
             IPV6_RECVHOPOPTS = v6.u32("rxopt.bits.hopopts"),
             IPV6_RECVDSTOPTS = v6.u32("rxopt.bits.dstopts"),
             IPV6_RECVPATHMTU = v6.u32("rxopt.bits.rxpmtu"),
-            IPV6_MULTICAST_LOOP = v6.u32("mc_loop"),
+            IPV6_MULTICAST_LOOP = flag(20, v6, "mc_loop"),
         );
         for (option, name, default, value) in [
-            (IPV6_FREEBIND, "IPV6_FREEBIND", 0, inet.u32("freebind")),
-            (IPV6_TRANSPARENT, "IPV6_TRANSPARENT", 0, inet.u32("transparent")),
+            (IPV6_FREEBIND, "IPV6_FREEBIND", 0, flag(11, inet, "freebind")),
+            (IPV6_TRANSPARENT, "IPV6_TRANSPARENT", 0, flag(15, inet, "transparent")),
             (IPV6_RECVORIGDSTADDR, "IPV6_RECVORIGDSTADDR", 0, v6.u32("rxopt.bits.rxorigdstaddr")),
             (IPV6_MINHOPCOUNT, "IPV6_MINHOPCOUNT", 0, v6.u32("min_hopcount")),
-            (IPV6_MULTICAST_ALL, "IPV6_MULTICAST_ALL", 1, v6.u32("mc_all")),
-            (IPV6_RECVERR_RFC4884, "IPV6_RECVERR_RFC4884", 0, v6.u32("recverr_rfc4884")),
+            (IPV6_MULTICAST_ALL, "IPV6_MULTICAST_ALL", 1, flag(22, v6, "mc_all")),
+            (IPV6_RECVERR_RFC4884, "IPV6_RECVERR_RFC4884", 0, flag(21, v6, "recverr_rfc4884")),
             (IPV6_UNICAST_IF, "IPV6_UNICAST_IF", 0, v6.u32("ucast_oif").map(u32::swap_bytes)),
             (libc::IPV6_UNICAST_HOPS, "IPV6_UNICAST_HOPS", DEFAULT, v6.u32("hop_limit").map(|n| n & DEFAULT)),
         ] {
