@@ -50,10 +50,15 @@ pub(crate) fn count<T>(
     processes: &[u32],
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(Vec<f64>, T)> {
-    // A process that has ended since it was found is an error of perf's.
-    let mut attempts = (1..ATTEMPTS).map(|_| Perf::start(events, processes)).skip_while(Result::is_err);
-    let perf = attempts.next().unwrap_or_else(|| Perf::start(events, processes));
-    let mut perf = perf.map_err(|error| Skipped(format!("{error:#}")))?;
+    let mut attempts = 1;
+    let mut perf = loop {
+        match Perf::start(events, processes) {
+            Ok(perf) => break perf,
+            // Perhaps a process has ended since it was found.
+            Err(_) if attempts < ATTEMPTS => attempts += 1,
+            Err(error) => return Err(Skipped(format!("{error:#}")).into()),
+        }
+    };
     let done = work();
     perf.say("disable")?;
     Ok((parse(&perf.interrupt()?, events)?, done?))
