@@ -149,7 +149,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_CASES=200 ORRERY_WHOLE=1 scripts/bounded 40m \
 	    $(CARGO) test --locked -p orrery-orc-instance --test sqlite --test known
 	$(CARGO) build --locked -p orrery-capi
-	ORRERY_WHOLE=1 scripts/bounded 100m $(CARGO) test --locked -p orrery-capi --test suites --test ffmpeg -- --nocapture
+	ORRERY_WHOLE=1 scripts/bounded 200m $(CARGO) test --locked -p orrery-capi --test suites --test ffmpeg -- --nocapture
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 70m $(CARGO) test --locked -p orrery-hijack --test programs
 	scripts/bounded 20m $(CARGO) test --locked -p orrery-hijack --test stacks

@@ -24,6 +24,8 @@ struct Suite {
     build: &'static str,
     /// In how many instances it runs, one after the other.
     counts: &'static [u32],
+    /// Whether all instances are there until the last one has run. Where one takes too much memory for that, it is destroyed before.
+    is_kept: bool,
 }
 
 const ZLIB: &str = "-DHAVE_UNISTD_H -D_LARGEFILE64_SOURCE=1 -I. adler32.c crc32.c deflate.c infback.c inffast.c inflate.c inftrees.c trees.c \
@@ -32,58 +34,41 @@ const MIMALLOC: &str = "-Iinclude src/static.c";
 const OPENSSL: &str =
     "-I. -Iinclude -Iapps/include -Itest test/testutil/*.c apps/lib/opt.c libssl.a libcrypto.a";
 const ALL: &[u32] = &[1, 2, 1000];
-/// Of tests that take tenths of a second, or whose instances keep 7 MiB each.
-const HUNDRED: &[u32] = &[1, 2, 100];
-/// Of tests that take a second and more.
-const FEW: &[u32] = &[1, 2, 20];
 
-/// OpenSSL's test of this name; what it names beside the library is the same for all.
-const fn openssl(name: &'static str, counts: &'static [u32]) -> Suite {
-    Suite { name, arguments: &[], build: OPENSSL, counts }
+/// A test without arguments that runs in 1, 2 and 1,000 instances, which are kept.
+const fn test(name: &'static str, build: &'static str) -> Suite {
+    Suite { name, arguments: &[], build, counts: ALL, is_kept: true }
 }
 
 const KNOWN: &[Known] = &[
-    Known {
-        package: "zlib",
-        prepare: ":",
-        suites: &[
-            Suite { name: "example", arguments: &[], build: ZLIB, counts: ALL },
-            Suite { name: "infcover", arguments: &[], build: ZLIB, counts: ALL },
-        ],
-    },
+    Known { package: "zlib", prepare: ":", suites: &[test("example", ZLIB), test("infcover", ZLIB)] },
     Known {
         package: "expat",
         prepare: "cd expat && cmake -S . -B b -DEXPAT_SHARED_LIBS=OFF -DEXPAT_BUILD_TESTS=OFF -DEXPAT_BUILD_TOOLS=OFF \
                   -DEXPAT_BUILD_EXAMPLES=OFF -DEXPAT_BUILD_DOCS=OFF && cmake --build b",
-        suites: &[Suite {
-            name: "runtests",
-            arguments: &[],
-            build: "-DXML_TESTING -DHAVE_EXPAT_CONFIG_H -Iexpat/b -Iexpat/lib expat/tests/chardata.c expat/tests/structdata.c \
-                    expat/tests/minicheck.c expat/tests/memcheck.c expat/lib/xmlparse.c expat/lib/xmlrole.c expat/lib/xmltok.c",
-            counts: ALL,
-        }],
+        suites: &[test(
+            "runtests",
+            "-DXML_TESTING -DHAVE_EXPAT_CONFIG_H -Iexpat/b -Iexpat/lib expat/tests/chardata.c expat/tests/structdata.c \
+             expat/tests/minicheck.c expat/tests/memcheck.c expat/lib/xmlparse.c expat/lib/xmlrole.c expat/lib/xmltok.c",
+        )],
     },
     Known {
         package: "libxml2",
         prepare: "CFLAGS='-O2 -fPIC' ./configure --disable-shared --enable-static --without-python --without-lzma --without-zlib \
                   --without-icu && make -j2 libxml2.la",
-        suites: &[Suite {
-            name: "testapi",
-            arguments: &[],
-            build: "-I. -Iinclude .libs/libxml2.a -lm -lpthread",
-            counts: FEW,
-        }],
+        // A run leaves some 30 MiB allocated.
+        suites: &[Suite { is_kept: false, ..test("testapi", "-I. -Iinclude .libs/libxml2.a -lm -lpthread") }],
     },
     Known {
         package: "mimalloc",
         prepare: ":",
         suites: &[
             // A run takes four seconds, and its instance keeps 111 MiB, as the process does of the plain library.
-            Suite { name: "test-api", arguments: &[], build: MIMALLOC, counts: FEW },
+            Suite { counts: &[1, 2, 200], is_kept: false, ..test("test-api", MIMALLOC) },
             // It has 32 threads, which take half a minute.
-            Suite { name: "test-stress", arguments: &[], build: MIMALLOC, counts: &[1, 2] },
+            Suite { counts: &[1, 2], ..test("test-stress", MIMALLOC) },
             // The same with a tenth of the load, and five rounds in place of fifty.
-            Suite { name: "test-stress", arguments: &["32", "1", "5"], build: MIMALLOC, counts: HUNDRED },
+            Suite { arguments: &["32", "1", "5"], is_kept: false, ..test("test-stress", MIMALLOC) },
         ],
     },
     Known {
@@ -91,19 +76,19 @@ const KNOWN: &[Known] = &[
         // Assembly names a variable of the library (OPENSSL_ia32cap_P), which the pass refuses to move.
         prepare: "./Configure linux-x86_64-clang no-shared no-asm no-module no-dso && make -j2 build_generated libcrypto.a libssl.a",
         suites: &[
-            openssl("sha_test", ALL),
-            openssl("hmactest", ALL),
-            openssl("aesgcmtest", ALL),
-            openssl("asn1_encode_test", ALL),
-            openssl("pkcs7_test", ALL),
-            openssl("rand_test", ALL),
-            openssl("stack_test", ALL),
-            openssl("x509_time_test", ALL),
-            openssl("evp_kdf_test", ALL),
-            openssl("property_test", HUNDRED),
-            openssl("rsa_test", HUNDRED),
-            openssl("dhtest", HUNDRED),
-            openssl("sm4_internal_test", HUNDRED),
+            test("sha_test", OPENSSL),
+            test("hmactest", OPENSSL),
+            test("aesgcmtest", OPENSSL),
+            test("asn1_encode_test", OPENSSL),
+            test("pkcs7_test", OPENSSL),
+            test("rand_test", OPENSSL),
+            test("stack_test", OPENSSL),
+            test("x509_time_test", OPENSSL),
+            test("evp_kdf_test", OPENSSL),
+            test("property_test", OPENSSL),
+            test("rsa_test", OPENSSL),
+            test("dhtest", OPENSSL),
+            test("sm4_internal_test", OPENSSL),
         ],
     },
 ];
@@ -163,7 +148,8 @@ fn pass_in_instances(package: &str) {
             shell(&pass, &source, &main);
             for count in suite.counts {
                 let mut command = Command::new("timeout");
-                command.arg("1200").arg(&runner).arg(&library).arg(count.to_string()).args(suite.arguments);
+                command.arg("7200").arg(&runner).arg(&library).arg(count.to_string());
+                command.arg(if suite.is_kept { "kept" } else { "destroyed" }).args(suite.arguments);
                 command.current_dir(&source);
                 let output = command.output().unwrap();
                 let errors = String::from_utf8_lossy(&output.stderr);

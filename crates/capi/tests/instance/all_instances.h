@@ -51,10 +51,16 @@ static void leave(struct all_instances all, size_t at) {
         fail("leave an instance");
 }
 
+/* An instance that is destroyed already stays so. */
+static void destroy(struct all_instances all, size_t at) {
+    if (all.instances[at] != NULL && orrery_instance_destroy(all.instances[at]) != 0)
+        fail("destroy an instance");
+    all.instances[at] = NULL;
+}
+
 static void destroy_all(struct all_instances all) {
     for (size_t at = 0; at < all.count; at++)
-        if (orrery_instance_destroy(all.instances[at]) != 0)
-            fail("destroy an instance");
+        destroy(all, at);
     free(all.instances);
 }
 
