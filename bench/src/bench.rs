@@ -186,7 +186,7 @@ impl Bench {
 
     fn measure(&self, deadline: Instant, report: &mut Report) -> Result<()> {
         let mut shares_left: u32 = self.groups.iter().map(Group::share).sum();
-        let events = counts::available();
+        let events = counts::available(report);
         let bar = ProgressBar::new(shares_left.into());
         bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}")?);
         for group in &self.groups {

@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use orrery_report::record::COUNTS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,29 +16,38 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::Skipped;
+use crate::report::Report;
 
 /// An event, as perf(1) calls it and as records do; the second is the unit, too.
 pub(crate) type Event = (&'static str, &'static str);
 
 const EVENTS: [Event; 4] = [
-    ("raw_syscalls:sys_enter", "system calls"),
-    ("page-faults", "page faults"),
-    ("instructions", "instructions"),
-    ("dTLB-load-misses", "TLB misses"),
+    ("raw_syscalls:sys_enter", COUNTS[0]),
+    ("page-faults", COUNTS[1]),
+    ("instructions", COUNTS[2]),
+    ("dTLB-load-misses", COUNTS[3]),
 ];
 
 /// Counts below this for an operation are taken as this, so that ratios are numbers: nothing, beside something.
 pub(crate) const LEAST: f64 = 0.01;
 
-/// Returns the events that can be counted here: none without perf(1), without leave, or, of the processor's, in most virtual machines.
-pub(crate) fn available() -> Vec<Event> {
-    let counted = |event: &Event| {
-        let output =
-            Command::new("perf").args(["stat", "--json-output", "-e", event.0, "true"]).output().ok()?;
+/// Returns the events that can be counted here, and notes the others in `report`: all, without perf(1) or permission; the processor's, in most
+/// virtual machines.
+pub(crate) fn available(report: &mut Report) -> Vec<Event> {
+    let can_count = |event: &Event| {
+        let output = Command::new("perf").args(["stat", "--json-output", "-e", event.0, "true"]).output();
+        let output = output.context("cannot start perf")?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        parse(&text, &[*event]).ok().filter(|_| output.status.success())
+        ensure!(output.status.success(), "perf ended: {}", output.status);
+        parse(&text, &[*event])
     };
-    EVENTS.into_iter().filter(|event| counted(event).is_some()).collect()
+    EVENTS
+        .into_iter()
+        .filter(|event| {
+            let counted = can_count(event).map_err(|error| Skipped(format!("{error:#}")).into());
+            report.present(&format!("counts of {}", event.1), counted).is_some()
+        })
+        .collect()
 }
 
 /// Returns how often each of `events` happens in all threads of `processes`, of those that they have started, and of those
@@ -167,7 +177,7 @@ fn parse(text: &str, events: &[Event]) -> Result<Vec<f64>> {
     let value = |(name, _): &Event| {
         // With `:u` at its end where only what user space does may be counted, which is no count of ours.
         let line = lines.iter().find(|line| line.event == *name);
-        let line = line.with_context(|| format!("perf did not count {name}: {text:?}"))?;
+        let line = line.with_context(|| format!("perf did not count {name}"))?;
         line.counter_value.parse().with_context(|| format!("perf counted {:?} of {name}", line.counter_value))
     };
     events.iter().map(value).collect()
@@ -195,7 +205,7 @@ mod tests {
 
     #[test]
     fn calls_of_this_process_and_of_what_it_starts_are_counted() {
-        let events = available();
+        let events = available(&mut Report::default());
         if !events.contains(&CALLS) {
             orrery_testing::skipped!("perf cannot count system calls here");
             return;
@@ -223,7 +233,7 @@ mod tests {
 
     #[test]
     fn work_that_fails_is_an_error_and_leaves_no_perf() {
-        let events = available();
+        let events = available(&mut Report::default());
         if events.is_empty() {
             orrery_testing::skipped!("perf can count nothing here");
             return;

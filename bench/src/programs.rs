@@ -13,17 +13,44 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{Contender, Sample, Skipped};
+use crate::{Case, Contender, Options, Pin, Quantity, Sample, Skipped, machine};
 
-/// Files of [`git_tree`].
+/// How many files [`git_tree`] makes.
 const FILES: usize = 10_000;
-/// Sources of [`c_sources`], beside the one with `main`.
+/// How many sources [`c_sources`] makes, beside the one with `main`.
 const SOURCES: usize = 6;
+/// How long clients ask servers at a time: what takes longer is fewer rounds.
+const WHOLE: Duration = Duration::from_secs(1);
+const QUICK: Duration = Duration::from_millis(150);
+/// A bound of three percent is not judged by fewer.
+const SERVER_ROUNDS: usize = 12;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for a client to begin on a machine that has other things to do.
 const BEGINNING: Duration = Duration::from_secs(1);
 /// The duration that wrk gets on its command line, in seconds: it is interrupted before.
 const CLIENT_TIMEOUT: u32 = 30;
+
+/// Returns the CPU on which programs run, and leaves it: clients, which this process starts, run beside.
+///
+/// # Errors
+/// Fails where the kernel does not report the CPUs of this process, or does not let it leave one.
+pub fn cpu_of_programs(options: &Options) -> Result<Pin> {
+    let pin = options.pin()?;
+    if let Pin::Cpu(cpu) = pin {
+        machine::avoid(cpu)?;
+    }
+    Ok(pin)
+}
+
+/// Returns how long a client asks its server in each round.
+pub fn time_of_clients(options: &Options) -> Duration {
+    if options.quick() { QUICK } else { WHOLE }
+}
+
+/// Makes a case of a server, of which the requests per second are recorded as `name`.
+pub fn server_case(work: &str, name: &str) -> Case {
+    Case::new(work).quantity(name, Quantity::Rate).quick(true).rounds(SERVER_ROUNDS)
+}
 
 /// Makes the command that executes a program, given with its arguments.
 type Make = dyn Fn(&[&str]) -> Result<Command>;
@@ -41,7 +68,7 @@ impl Way {
         Self { name: name.into(), make: Rc::new(make) }
     }
 
-    /// Returns its name.
+    /// Returns the name of the way.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -149,7 +176,7 @@ pub fn output_of(command: &mut Command) -> Result<String> {
     Ok(text)
 }
 
-/// Redis, and redis-benchmark.
+/// A contender that runs Redis, and asks it by redis-benchmark.
 pub struct Redis {
     server: Server,
     time: Duration,
@@ -197,7 +224,7 @@ impl Contender for Redis {
     }
 }
 
-/// nginx, and wrk.
+/// A contender that runs nginx, and asks it by wrk.
 pub struct Nginx {
     server: Server,
     time: Duration,

@@ -8,11 +8,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use orrery_bench::programs::{Redis, Run, Way, c_sources, git_tree, need, output_of};
-use orrery_bench::{Bench, Case, Contender, Entry, Group, Pin, Quantity, Skipped, Unit, machine};
+use orrery_bench::programs::{
+    Redis, Run, Way, c_sources, cpu_of_programs, git_tree, need, output_of, server_case, time_of_clients,
+};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Pin, Skipped, Unit, machine};
 
 const GUARD: &str = "orrery guard";
 const NATIVE: &str = "native";
@@ -32,11 +33,7 @@ const FILES: usize = 30;
 const WHEELS: usize = 5;
 const MODULES: usize = 60;
 
-/// How long the client asks a server at a time: what takes longer is fewer rounds.
-const WHOLE: Duration = Duration::from_secs(1);
-const QUICK: Duration = Duration::from_millis(150);
-/// A bound of three percent is not judged by fewer.
-const SERVER_ROUNDS: usize = 12;
+/// Programs are run so often at least: some take a second.
 const PROGRAM_ROUNDS: usize = 5;
 
 /// What a sandbox has to let a program do, beside reading the system.
@@ -49,12 +46,8 @@ enum Task {
 
 fn main() -> Result<ExitCode> {
     let mut bench = Bench::new("guard-apps", "Whole programs under a guard beside other sandboxes");
-    let pin = bench.options().pin()?;
-    let time = if bench.options().quick() { QUICK } else { WHOLE };
-    if let Pin::Cpu(cpu) = pin {
-        // Clients; servers and programs are bound by the command that starts them.
-        machine::avoid(cpu)?;
-    }
+    let pin = cpu_of_programs(bench.options())?;
+    let time = time_of_clients(bench.options());
     let directory = tempfile::tempdir()?;
     let place = directory.path().to_owned();
 
@@ -67,9 +60,7 @@ fn main() -> Result<ExitCode> {
             Redis::start(&way, time).map_err(|error| unable(name, error))
         })
     };
-    let rate = |work: &'static str, name: &str| {
-        Case::new(work).quantity(name, Quantity::Rate).quick(true).share(2).rounds(SERVER_ROUNDS)
-    };
+    let rate = |work, name| server_case(work, name).share(2);
     bench.group(
         Group::new("redis", redis(GUARD), RIVALS.map(redis))
             .cases([rate("get", "redis GET"), rate("set", "redis SET")]),
@@ -185,7 +176,7 @@ const NPM: &str = "mkdir -p old && if [ -d node_modules ]; then mv node_modules 
 const PIP: &str = "exec /usr/bin/python3 -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
                    --no-cache-dir --target out-$(date +%s%N) wheels/*.whl";
 
-/// Makes a package that depends on archives of others, and fills npm's cache with these.
+/// Makes a package that depends on archives of others and fills npm's cache with these, unless it exists, and returns its directory.
 fn npm_packages(place: &Path) -> Result<PathBuf> {
     need(&["npm", "tar"])?;
     if !place.exists() {
@@ -222,7 +213,7 @@ fn npm_packages(place: &Path) -> Result<PathBuf> {
     Ok(place.to_owned())
 }
 
-/// Makes wheels.
+/// Makes the wheels that pip installs, unless they exist, and returns the directory that has theirs.
 fn wheels(place: &Path) -> Result<PathBuf> {
     if !Command::new("/usr/bin/python3")
         .args(["-m", "pip", "--version"])

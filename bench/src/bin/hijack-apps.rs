@@ -7,11 +7,12 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_bench::programs::{Nginx, Redis, Run, Way, c_sources, git_tree};
-use orrery_bench::{Bench, Case, Entry, Group, Pin, Quantity, Unit, machine};
+use orrery_bench::programs::{
+    Nginx, Redis, Run, Way, c_sources, cpu_of_programs, git_tree, server_case, time_of_clients,
+};
+use orrery_bench::{Bench, Case, Entry, Group, Pin, Unit, machine};
 use orrery_hijack::{Hijack, Policy};
 
 /// The argument with which this program executes another one, under one of the following.
@@ -41,12 +42,8 @@ fn main() -> Result<ExitCode> {
         return execute_under(way, pin.parse().map_err(anyhow::Error::msg)?, words);
     }
     let mut bench = Bench::new("hijack-apps", about);
-    let pin = bench.options().pin()?;
-    let time = if bench.options().quick() { QUICK } else { WHOLE };
-    if let Pin::Cpu(cpu) = pin {
-        // Clients; servers and programs bind themselves.
-        machine::avoid(cpu)?;
-    }
+    let pin = cpu_of_programs(bench.options())?;
+    let time = time_of_clients(bench.options());
     let directory = tempfile::tempdir()?;
     let place = directory.path().to_owned();
     let redis = |name| Entry::new(name, move || Redis::start(&way(name, pin), time));
@@ -68,9 +65,7 @@ fn main() -> Result<ExitCode> {
     let shell =
         |name| Entry::new(name, move || Run::new(&way(name, pin), "/".into(), &["sh", "-c", EXECUTE]));
     // Servers have the closest promises, so most of the time is theirs.
-    let rate = |work: &'static str, name: &str| {
-        Case::new(work).quantity(name, Quantity::Rate).quick(true).share(4).rounds(SERVER_ROUNDS)
-    };
+    let rate = |work, name| server_case(work, name).share(4);
     let time = |work: &'static str, name: &str| Case::mean(work, name, Unit::Milliseconds).quick(true);
     let programs: [(&str, Start<'_>, Vec<Case>); 5] = [
         ("redis", &redis, vec![rate("get", "redis GET"), rate("set", "redis SET")]),
@@ -120,12 +115,6 @@ const PLACE: &str = "/usr/share/doc";
 
 /// Makes the entry of a program under one of the ways.
 type Start<'a> = &'a dyn Fn(&'static str) -> Entry;
-
-/// How long clients ask servers at a time: what takes longer is fewer rounds.
-const WHOLE: Duration = Duration::from_secs(1);
-const QUICK: Duration = Duration::from_millis(150);
-/// A bound of three percent is not judged by fewer.
-const SERVER_ROUNDS: usize = 12;
 
 /// Returns one of the ways: this program executes the other one under it.
 fn way(name: &'static str, pin: Pin) -> Way {

@@ -272,7 +272,10 @@ fn what_cannot_start_is_not_started_again() {
 
 #[test]
 fn events_are_counted_for_each_operation_in_one_start() {
-    let events: Vec<_> = counts::available().into_iter().filter(|event| event.1 == "system calls").collect();
+    let events: Vec<_> = counts::available(&mut Report::default())
+        .into_iter()
+        .filter(|event| event.1 == "system calls")
+        .collect();
     if events.is_empty() {
         orrery_testing::skipped!("perf cannot count system calls here");
         return;
