@@ -6,11 +6,16 @@ use crate::file::OpenFile;
 use crate::kernel::Kernel;
 use crate::list;
 use crate::object::Object;
+use crate::types::Types;
 
-/// `I_NEW | I_WILL_FREE | I_FREEING | I_CLEAR` of `include/linux/fs.h`: not a file yet, or not any more.
-const NO_FILE: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6;
-/// The same since 6.11, when the first bits got names in an enumeration.
-const NO_FILE_NAMED: u64 = 1 << 0 | 1 << 6 | 1 << 7 | 1 << 8;
+/// The flags of `include/linux/fs.h` whose inodes are no file yet, or not any more.
+const NO_FILE: [&str; 4] = ["I_NEW", "I_WILL_FREE", "I_FREEING", "I_CLEAR"];
+/// The enumerations that have them, in kernels whose types do.
+const STATES: [&str; 2] = ["inode_state_flags_t", "inode_state_flags_enum"];
+/// Their bits in a state of eight bytes.
+const NO_FILE_OF_8: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6;
+/// Their bits in a state of four bytes, which it has since Linux 6.12. The change that made it smaller moved them.
+const NO_FILE_OF_4: u64 = 1 << 0 | 1 << 6 | 1 << 7 | 1 << 8;
 
 /// A mounted file system.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +108,16 @@ impl Kernel {
     }
 }
 
+/// Returns the bits of the flags [`NO_FILE`].
+fn no_file(types: &Types) -> Result<u64> {
+    let of = |kind| NO_FILE.iter().map(|flag| types.constant(kind, flag)).sum();
+    match STATES.iter().find_map(|kind| of(kind)) {
+        Some(bits) => Ok(bits),
+        None if types.field("inode", "i_state")?.size == 4 => Ok(NO_FILE_OF_4),
+        None => Ok(NO_FILE_OF_8),
+    }
+}
+
 impl<'k> Volume<'k> {
     /// Returns its `super_block`.
     #[must_use]
@@ -139,8 +154,13 @@ impl<'k> Volume<'k> {
                 return walk;
             }
         };
-        let named = self.object.kernel().types().constant("inode_state_bits", "__I_NEW").is_some();
-        let no_file = if named { NO_FILE_NAMED } else { NO_FILE };
+        let no_file = match no_file(self.object.kernel().types()) {
+            Ok(bits) => bits,
+            Err(error) => {
+                walk.note("the states of inodes".to_owned(), error);
+                return walk;
+            }
+        };
         let all = list::members(head, "inode", "i_sb_list");
         walk.problems = all.problems;
         for object in all.found {
@@ -225,4 +245,19 @@ pub(crate) fn changed(inode: Object<'_>) -> Result<Time> {
 fn time(inode: Object<'_>, now: [&'static str; 2], before: [&'static str; 2]) -> Result<Time> {
     let [seconds, nanoseconds] = if inode.has(now[0]) { now } else { before };
     Ok((inode.u64(seconds)?.cast_signed(), inode.u32(nanoseconds)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By the wrong ones, files with changes are passed over.
+    #[test]
+    fn flags_of_inodes_are_where_the_size_of_their_state_says() {
+        for (size, expected) in [(8, 0b0111_1000), (4, 0b1_1100_0001)] {
+            let members: &'static [_] = Box::leak(Box::new([("i_state", 112, size)]));
+            assert_eq!(no_file(&Types::from_table(&[("inode", 600, members)])).unwrap(), expected);
+        }
+        assert!(no_file(&Types::from_table(&[])).is_err());
+    }
 }

@@ -302,7 +302,10 @@ impl<'p, 'k> Work<'p, 'k> {
         }
         let out = handle::open(self.file(number)?, OFlags::RDWR)?;
         let size = file.attributes.size;
-        out.set_len(size).context("its size")?;
+        // It grows only by what is written: another try takes what is below its end for what it should be.
+        if size < out.metadata()?.len() {
+            out.set_len(size).context("its size")?;
+        }
         let Contents { holes, kept, pages, .. } = &file.contents;
         for &(offset, length) in holes {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -321,6 +324,7 @@ impl<'p, 'k> Work<'p, 'k> {
             put.pages(&out, run, size)?;
             rest = after;
         }
+        out.set_len(size).context("its size")?;
         Ok(put)
     }
 }

@@ -195,7 +195,9 @@ impl<'k> Maker<'k, '_, '_> {
         let changed = file.uncommitted || !unwritten.is_empty();
         let mut contents = Contents::default();
         match kind {
-            libc::S_IFREG if file.uncommitted => contents = self.contents(file, found.as_ref())?,
+            libc::S_IFREG if file.uncommitted || Self::grows(file, found.as_ref())? => {
+                contents = self.contents(file, found.as_ref())?;
+            }
             libc::S_IFREG => contents.pages = unwritten,
             libc::S_IFLNK if found.is_none() => contents.link = Some(self.link(file)?),
             _ => {}
@@ -206,6 +208,13 @@ impl<'k> Maker<'k, '_, '_> {
         Ok(())
     }
 
+    /// Returns whether a file is longer than its inode on the disk says. One that was written to has not changed by its own account until it is
+    /// given blocks.
+    fn grows(file: &Ext4File<'k>, found: Option<&OwnedFd>) -> Result<bool> {
+        let size = |found| handle::open(found, OFlags::RDONLY)?.metadata().context("cannot read its size");
+        Ok(found.map(size).transpose()?.is_some_and(|on_disk| on_disk.len() < file.attributes.size))
+    }
+
     /// Everything that a file holds and that the disk may not have: pages in memory; what is on the disk where the disk's
     /// own inode does not look for it; and zeros where that still sees something.
     fn contents(&mut self, file: &Ext4File<'k>, found: Option<&OwnedFd>) -> Result<Contents<'k>> {
@@ -213,8 +222,8 @@ impl<'k> Maker<'k, '_, '_> {
         let pages = file.pages(Pages::All)?;
         let cached = cached_blocks(&pages, self.ext4.block_size())?;
         let there = match found {
-            Some(found) => extents::of(&handle::open(found, OFlags::RDONLY)?)?,
-            None => Vec::new(),
+            Some(found) => Place::of(&handle::open(found, OFlags::RDONLY)?)?,
+            None => Place::default(),
         };
         let block = self.ext4.block_size();
         let extents = self.ext4.extents(file)?;
@@ -223,7 +232,7 @@ impl<'k> Maker<'k, '_, '_> {
                 (page.index * PAGE..(page.index + 1) * PAGE).step_by(usize::try_from(block).unwrap_or(4096));
             !page.unwritten
                 && blocks.all(|offset| {
-                    place_of(&extents, offset, block).is_some_and(|p| leads_to(&there, offset, p))
+                    place_of(&extents, offset, block).is_some_and(|p| there.has(offset, block, p))
                 })
         };
         let pages = pages.into_iter().filter(|page| !in_place(page)).collect();
@@ -231,7 +240,7 @@ impl<'k> Maker<'k, '_, '_> {
         for extent in extents.iter().filter(|extent| extent.written) {
             for step in 0..extent.count {
                 let (offset, place) = ((extent.logical + step) * block, (extent.physical + step) * block);
-                if offset >= size || cached.contains(&(offset / block)) || leads_to(&there, offset, place) {
+                if offset >= size || cached.contains(&(offset / block)) || there.has(offset, block, place) {
                     continue;
                 }
                 let mut bytes = vec![0; usize::try_from(block)?];
@@ -240,7 +249,7 @@ impl<'k> Maker<'k, '_, '_> {
                 contents.kept.push((offset, bytes));
             }
         }
-        for run in there.iter().filter(|run| run.written) {
+        for run in there.runs.iter().filter(|run| run.written) {
             for offset in (run.logical..(run.logical + run.length).min(size)).step_by(usize::try_from(block)?)
             {
                 if !cached.contains(&(offset / block)) && place_of(&extents, offset, block).is_none() {
@@ -329,17 +338,54 @@ fn place_of(extents: &[Extent], offset: u64, block_size: u64) -> Option<u64> {
     Some((extent.physical + (block - extent.logical)) * block_size + offset % block_size)
 }
 
-/// Returns whether the file on the disk has these bytes, and at that place.
-fn leads_to(runs: &[Run], offset: u64, place: u64) -> bool {
-    let run = runs.partition_point(|run| run.logical <= offset).checked_sub(1).map(|index| runs[index]);
-    run.is_some_and(|run| {
-        run.written && offset < run.logical + run.length && run.physical + (offset - run.logical) == place
-    })
+/// Where the disk's inode looks for a file.
+#[derive(Default)]
+struct Place {
+    runs: Vec<Run>,
+    size: u64,
+}
+
+impl Place {
+    fn of(file: &File) -> Result<Self> {
+        Ok(Self { runs: extents::of(file)?, size: file.metadata()?.len() })
+    }
+
+    /// Returns whether a block of the file is at that place for the disk's inode, too, and is read from there. What is behind the end that this
+    /// inode knows is not: when the file grows, the kernel may put zeros there.
+    fn has(&self, offset: u64, length: u64, place: u64) -> bool {
+        let before = self.runs.partition_point(|run| run.logical <= offset).checked_sub(1);
+        offset + length <= self.size
+            && before.is_some_and(|index| {
+                let run = self.runs[index];
+                run.written
+                    && offset < run.logical + run.length
+                    && run.physical + (offset - run.logical) == place
+            })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What the kernel zeroes when a file grows has to be written again.
+    #[test]
+    fn what_is_behind_the_end_on_the_disk_is_not_in_place() {
+        let runs = vec![
+            Run { logical: 0, physical: 0x5000, length: 4096, written: true },
+            Run { logical: 8192, physical: 0x9000, length: 2048, written: false },
+        ];
+        let place = Place { runs, size: 2500 };
+        assert!(place.has(0, 1024, 0x5000) && place.has(1024, 1024, 0x5400));
+        assert!(!place.has(0, 1024, 0x5400), "it is elsewhere");
+        assert!(!place.has(2048, 1024, 0x5800), "the end is within it");
+        assert!(!place.has(3072, 1024, 0x5c00), "it is behind the end");
+        let place = Place { size: 20_000, ..place };
+        assert!(place.has(3072, 1024, 0x5c00));
+        assert!(!place.has(4096, 1024, 0x6000), "there is a hole");
+        assert!(!place.has(8192, 1024, 0x9000), "it was never written");
+        assert!(!Place::default().has(0, 1024, 0x5000));
+    }
 
     #[test]
     fn a_directory_that_nothing_names_is_not_read() {
