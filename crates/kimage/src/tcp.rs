@@ -34,7 +34,7 @@ const FIN: u32 = 1;
 const SYN: u32 = 2;
 
 /// What a TCP connection needs to go on elsewhere.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of RFC 9293 and of the kernel's tcp_sock")]
 pub struct TcpConnection {
     /// Bytes that the program has not read.
@@ -53,8 +53,10 @@ pub struct TcpConnection {
     pub has_window_scaling: bool,
     pub snd_wscale: u32,
     pub rcv_wscale: u32,
-    /// What to add to the clock, in milliseconds, for a timestamp.
+    /// What to add to the clock for a timestamp.
     pub timestamp_offset: u32,
+    /// Whether timestamps count microseconds (`RTAX_FEATURE_TCP_USEC_TS` of Linux 6.7), not milliseconds.
+    pub has_microseconds: bool,
     pub snd_wl1: u32,
     pub snd_wnd: u32,
     pub max_window: u32,
@@ -131,6 +133,7 @@ impl OpenFile<'_> {
             snd_wscale: tcp.u32("rx_opt.snd_wscale")?,
             rcv_wscale: tcp.u32("rx_opt.rcv_wscale")?,
             timestamp_offset: tcp.u32("tsoffset")?,
+            has_microseconds: tcp.has("tcp_usec_ts") && flag("tcp_usec_ts")?,
             snd_wl1: tcp.u32("snd_wl1")?,
             snd_wnd: tcp.u32("snd_wnd")?,
             max_window: tcp.u32("max_window")?,

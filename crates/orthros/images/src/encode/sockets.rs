@@ -73,14 +73,12 @@ pub(super) fn unix(id: u32, unix: &Unix) -> UnixSocket {
 
 /// Returns the images of TCP connections and of the queues of Unix sockets.
 pub(super) fn all(files: &[File], monotonic: u64) -> Result<Vec<ImageFile>> {
-    // The peer drops what looks older than what it saw last: timestamps continue where the dead clock stopped.
-    let clock = u32::try_from((monotonic / 1_000_000) & 0xffff_ffff)?;
     let mut images = Vec::new();
     let mut queues = ImageFile::new("sk-queues", ImageType::SocketQueues);
     for (id, file) in (1..).zip(files) {
         match file {
             File::Inet(Inet { inode, connection: Some(connection), .. }) => {
-                images.push(tcp_stream(*inode, connection, clock)?);
+                images.push(tcp_stream(*inode, connection, monotonic)?);
             }
             File::Unix(unix) => {
                 for message in &unix.queue {
@@ -100,7 +98,7 @@ pub(super) fn all(files: &[File], monotonic: u64) -> Result<Vec<ImageFile>> {
 }
 
 /// Returns what CRIU puts into a socket in repair mode.
-fn tcp_stream(inode: u32, tcp: &TcpConnection, clock: u32) -> Result<ImageFile> {
+fn tcp_stream(inode: u32, tcp: &TcpConnection, monotonic: u64) -> Result<ImageFile> {
     let mut opt_mask = 0;
     for (has, bit) in
         [(tcp.has_timestamps, OPT_TIMESTAMPS), (tcp.has_sack, OPT_SACK), (tcp.has_window_scaling, OPT_WSCALE)]
@@ -116,7 +114,7 @@ fn tcp_stream(inode: u32, tcp: &TcpConnection, clock: u32) -> Result<ImageFile> 
         snd_wscale: tcp.snd_wscale,
         mss_clamp: tcp.mss_clamp,
         rcv_wscale: Some(tcp.rcv_wscale),
-        timestamp: Some(clock.wrapping_add(tcp.timestamp_offset)),
+        timestamp: Some(timestamp(tcp, monotonic)?),
         cork: Some(false),
         nodelay: Some(tcp.no_delay),
         unsq_len: Some(tcp.unsent),
@@ -130,4 +128,36 @@ fn tcp_stream(inode: u32, tcp: &TcpConnection, clock: u32) -> Result<ImageFile> 
     image.push_bytes(&tcp.received);
     image.push_bytes(&tcp.unacknowledged);
     Ok(image)
+}
+
+/// Returns the timestamp of a connection's next segment. The peer drops what looks older than what it saw last, so timestamps continue where the
+/// dead clock stopped, rounded up: since Linux 6.7 the lowest bit that `TCP_TIMESTAMP` is given says whether they count microseconds.
+fn timestamp(tcp: &TcpConnection, monotonic: u64) -> Result<u32> {
+    let unit = if tcp.has_microseconds { 1_000 } else { 1_000_000 };
+    let clock = u32::try_from((monotonic / unit) & 0xffff_ffff)?;
+    let next = clock.wrapping_add(tcp.timestamp_offset);
+    Ok(if (next & 1 != 0) == tcp.has_microseconds { next } else { next.wrapping_add(1) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By another bit, a kernel sends timestamps of another unit from then on, which peers take for old ones.
+    #[test]
+    fn a_timestamp_says_which_unit_it_has_and_is_no_older() {
+        let tcp = |timestamp_offset, has_microseconds| TcpConnection {
+            timestamp_offset,
+            has_microseconds,
+            ..TcpConnection::default()
+        };
+        let at = |tcp, monotonic| timestamp(&tcp, monotonic).unwrap();
+        assert_eq!(at(tcp(0, false), 7_999_999), 8);
+        assert_eq!(at(tcp(1, false), 7_000_000), 8);
+        assert_eq!(at(tcp(0, true), 7_999), 7);
+        assert_eq!(at(tcp(1, true), 7_000), 9);
+        assert_eq!(at(tcp(u32::MAX, false), 0), 0, "it goes round");
+        // The clock, too.
+        assert_eq!(at(tcp(0, false), (1 << 32) * 1_000_000 + 2_000_000), 2);
+    }
 }

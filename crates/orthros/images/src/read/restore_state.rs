@@ -257,6 +257,7 @@ mod tests {
             snd_wscale: 7,
             rcv_wscale: 7,
             timestamp_offset: 0,
+            has_microseconds: false,
             snd_wl1: 0,
             snd_wnd: 0,
             max_window: 0,
