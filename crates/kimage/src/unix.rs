@@ -103,7 +103,12 @@ impl<'k> OpenFile<'k> {
             backlog: sock.u32("sk_max_ack_backlog")?,
             shutdown: sock.u32("sk_shutdown")? & 3,
             buffers: (sock.u32("sk_sndbuf")?, sock.u32("sk_rcvbuf")?),
-            passes_credentials: socket.u64("flags")? >> PASS_CREDENTIALS & 1 != 0,
+            // A member since Linux 6.16.
+            passes_credentials: if sock.has("sk_scm_credentials") {
+                sock.u32("sk_scm_credentials")? != 0
+            } else {
+                socket.u64("flags")? >> PASS_CREDENTIALS & 1 != 0
+            },
             name,
             place,
             peer: peer.map(|peer| peer.address()),

@@ -12,7 +12,8 @@ use orrery_kimage::{Error, Kernel, Object, OpenFile};
 
 use crate::model::{SocketOption, SocketRestrictions, SocketSettings};
 
-/// The word of `struct inet_sock` that has the flags of sockets of IPv4 and IPv6 since Linux 6.6 (`enum INET_FLAGS_*`); before, each was a member.
+/// The word of `struct inet_sock` that has flags of sockets of IPv4 and IPv6, each of which was a member before (Linux 6.6 and 6.7,
+/// `INET_FLAGS_*` in `include/net/inet_sock.h`).
 const FLAGS: &str = "inet_flags";
 const UNIX: u32 = 1;
 const INET: u32 = 2;
@@ -35,9 +36,10 @@ const MOST_SOURCES: u64 = 65_536;
 const MOST_INTERFACES: usize = 4096;
 /// `SOCK_SNDBUF_LOCK` and `SOCK_RCVBUF_LOCK`: the program has set the size of a buffer.
 const BUFFER_LOCKS: u32 = 3;
-/// `SOCK_PASSCRED` and `SOCK_PASSSEC` of `linux/net.h`.
-const PASS_CREDENTIALS: u64 = 1 << 3;
-const PASS_SECURITY: u64 = 1 << 4;
+/// `SOCK_PASSCRED`, `SOCK_PASSSEC` and `SOCK_PASSPIDFD` of `linux/net.h`, which are members of the sock since Linux 6.16.
+const PASS_CREDENTIALS: u32 = 3;
+const PASS_SECURITY: u32 = 4;
+const PASS_PIDFD: u32 = 7;
 /// `SK_USER_DATA_PSOCK`: the socket is in a map of eBPF.
 const IN_A_MAP: u64 = 4;
 /// `TCP_NAGLE_OFF` and `TCP_NAGLE_CORK`.
@@ -188,6 +190,11 @@ fn hertz(kernel: &Kernel) -> Result<u64> {
     Ok((1_000_000_000 + nanoseconds / 2) / nanoseconds)
 }
 
+/// Returns a flag of an internet socket: `member` of `object`, where this kernel has that, else the bit `at` of [`FLAGS`].
+fn flag(inet: Object<'_>, at: u32, object: Object<'_>, member: &'static str) -> orrery_kimage::Result<u32> {
+    if object.has(member) { object.u32(member) } else { Ok(inet.u32(FLAGS)? >> at & 1) }
+}
+
 /// Returns how long a server waits for the first bytes of a connection, from how many answers it sends meanwhile: the kernel's
 /// `retrans_to_secs`.
 fn seconds_of_answers(answers: u32) -> u32 {
@@ -284,6 +291,9 @@ impl Reader<'_> {
     /// Adds the options of all sockets.
     fn any(&mut self, socket: Object<'_>, sock: Object<'_>) -> Result<()> {
         let flags = socket.u64("flags")?;
+        let passes = |member: &'static str, at: u32| {
+            if sock.has(member) { sock.u32(member) } else { Ok(u32::from(flags >> at & 1 != 0)) }
+        };
         let level = libc::SOL_SOCKET;
         add!(self, level;
             SO_REUSEADDR = sock.u32("__sk_common.skc_reuse"),
@@ -302,9 +312,11 @@ impl Reader<'_> {
             SO_MARK = sock.u32("sk_mark"),
             SO_RCVLOWAT = sock.u32("sk_rcvlowat"),
             SO_BUSY_POLL = sock.u32("sk_ll_usec"),
-            SO_PASSCRED = Ok(u32::from(flags & PASS_CREDENTIALS != 0)),
-            SO_PASSSEC = Ok(u32::from(flags & PASS_SECURITY != 0)),
+            SO_PASSCRED = passes("sk_scm_credentials", PASS_CREDENTIALS),
+            SO_PASSSEC = passes("sk_scm_security", PASS_SECURITY),
         );
+        let pidfd = (level, SO_PASSPIDFD, "SO_PASSPIDFD");
+        self.number_unless(0, pidfd, passes("sk_scm_pidfd", PASS_PIDFD))?;
         // -1, its default, is all that sockets without it have.
         self.number_unless(u32::MAX, (level, libc::SO_PEEK_OFF, "SO_PEEK_OFF"), sock.u32("sk_peek_off"))?;
         // criu sets the sizes of buffers, and these do not grow any more then.
@@ -361,10 +373,9 @@ impl Reader<'_> {
     /// Adds the options of `IPPROTO_IP`, which sockets of IPv6 have, too.
     fn internet(&mut self, inet: Object<'_>, kind: u32, protocol: u32) -> Result<()> {
         let level = libc::IPPROTO_IP;
-        let has_flags = inet.has(FLAGS);
-        let flags = inet.u32(if has_flags { FLAGS } else { "cmsg_flags" })?;
+        let flags = inet.u32(if inet.has(FLAGS) { FLAGS } else { "cmsg_flags" })?;
         let bit = |bit: u32| Ok(flags >> bit & 1);
-        let flag = |at: u32, member| if has_flags { bit(at) } else { inet.u32(member) };
+        let flag = |at, member| flag(inet, at, inet, member);
         add!(self, level;
             IP_TOS = inet.u32("tos"),
             IP_MTU_DISCOVER = inet.u32("pmtudisc"),
@@ -457,10 +468,7 @@ impl Reader<'_> {
     fn internet_6(&mut self, v6: Object<'_>, inet: Object<'_>, kind: u32) -> Result<()> {
         /// Nine bits with a sign: -1 for the kernel's default.
         const DEFAULT: u32 = 0x1ff;
-        let flags = if inet.has(FLAGS) { Some(inet.u32(FLAGS)?) } else { None };
-        let flag = |at: u32, object: Object<'_>, member| {
-            flags.map_or_else(|| object.u32(member), |flags| Ok(flags >> at & 1))
-        };
+        let flag = |at, object, member| flag(inet, at, object, member);
         add!(self, IPV6;
             IPV6_MTU_DISCOVER = v6.u32("pmtudisc"),
             IPV6_RECVERR = flag(26, v6, "recverr"),
@@ -581,6 +589,7 @@ const SO_BUF_LOCK: i32 = 72;
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
+const SO_PASSPIDFD: i32 = 76;
 const IP_CHECKSUM: i32 = 23;
 const IP_RECVFRAGSIZE: i32 = 25;
 const IP_RECVERR_RFC4884: i32 = 26;

@@ -9,13 +9,17 @@ use anyhow::{Result, ensure};
 
 use super::listing::{Listing, hex};
 
-/// Options that are not settings: counters, identities of the kernel's own, what reading changes, and what needs an argument.
+/// `SO_PASSPIDFD` and `SO_PEERPIDFD`.
+const PASS_PIDFD: i32 = 76;
+const PEER_PIDFD: i32 = 77;
+/// Options that are not settings: counters, identities of the kernel's own, what reading changes or makes, and what needs an argument.
 const NO_SETTINGS: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_ERROR),
     (libc::SOL_SOCKET, libc::SO_COOKIE),
     (libc::SOL_SOCKET, libc::SO_INCOMING_CPU),
     (libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID),
     (libc::SOL_SOCKET, libc::SO_MEMINFO),
+    (libc::SOL_SOCKET, PEER_PIDFD),
     // The interface's, of the last packet.
     (libc::IPPROTO_IP, libc::IP_MTU),
     (41, libc::IPV6_MTU),
@@ -199,6 +203,8 @@ impl Sockets {
         let (one, other) = UnixStream::pair()?;
         attach(&one, u32::MAX)?;
         set(&one, SOCKET, libc::SO_PASSCRED, 1)?;
+        // Since Linux 6.5.
+        let _ = set(&one, SOCKET, PASS_PIDFD, 1);
         set(&one, SOCKET, libc::SO_RCVTIMEO, libc::timeval { tv_sec: 3, tv_usec: 0 })?;
         let listener_6 = TcpListener::bind("[::]:7103")?;
         set_all(&listener_6, &[OF_TCP, OF_LISTENERS, OF_V6])?;
