@@ -15,6 +15,9 @@ CLS_LLVMS = $(strip $(foreach version,14 15 16 17 18 19,$(if $(and $(wildcard /u
     /usr/lib/llvm-$(version)/include/llvm/IR/Module.h)),$(version))))
 CLS_LLVM = $(firstword $(CLS_LLVMS))
 
+# The package of another kernel for pairs of machines, beside that of this release.
+OTHER_KERNEL := linux-image-6.12-cloud-amd64
+
 MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
@@ -167,6 +170,9 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_SERVICES=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_units
 	ORRERY_SERVICES=1 scripts/bounded 30m $(CARGO) test --locked -p orrery-cli --test orthros_services
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
+	ORRERY_GUEST_KERNEL='$(OTHER_KERNEL)' scripts/bounded 90m $(CARGO) test --locked -p orrery-cli --test orthros \
+	    --test orthros_memory --test orthros_network --test orthros_programs --test orthros_rescue --test orthros_settings \
+	    --test orthros_transfer
 	ORRERY_WHOLE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test units
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_INSTANTS=5 scripts/bounded 20m \

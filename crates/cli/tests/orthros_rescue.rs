@@ -158,8 +158,12 @@ fn a_rescue_that_hangs_begins_again_from_the_same_memory() {
     up.expect("help");
     let mut client = Client::of(connect(&network, 7));
     assert_eq!(client.ask(""), "1");
+    // Where the kernel gives a share of each processor to other programs than real-time ones (Linux 6.8), this one is not silent.
+    up.say("run busybox awk /dl_server_start/{n=1}END{print+n} /proc/kallsyms");
+    let has_fair_server = up.expect("ran")["text"].as_str().unwrap().contains('1');
+    let first = if has_fair_server { "its kernel lives" } else { "has been silent for 15 s" };
     let ways = [
-        ("2", "has been silent for 15 s"),
+        ("2", first),
         ("3", "has been silent for 15 s"),
         ("4", "its kernel lives, but it has got no further"),
     ];

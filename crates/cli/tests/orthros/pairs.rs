@@ -20,8 +20,15 @@ pub static ONE_PAIR: Mutex<()> = Mutex::new(());
 /// How long a program may take to look at everything on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The package whose kernel guests boot, if not that of this machine's release (`make soak`).
+fn kernel() -> Option<String> {
+    std::env::var("ORRERY_GUEST_KERNEL").ok().filter(|package| !package.is_empty())
+}
+
 pub fn cache() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("orthros-cache")
+    let name =
+        kernel().map_or_else(|| "orthros-cache".to_owned(), |package| format!("orthros-cache-{package}"));
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
 /// Returns what is missing to run a pair with these programs.
@@ -40,7 +47,11 @@ pub fn missing(programs: &[(&str, &'static str)]) -> Option<String> {
             return Some(error.to_string());
         }
     }
-    KernelFiles::obtain(&cache()).err().map(|error| format!("no kernel to boot: {error}"))
+    let kernel = match kernel() {
+        Some(package) => KernelFiles::obtain_by(&cache(), &package),
+        None => KernelFiles::obtain(&cache()),
+    };
+    kernel.err().map(|error| format!("no kernel to boot: {error}"))
 }
 
 pub fn orthros() -> Command {

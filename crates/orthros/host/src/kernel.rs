@@ -43,6 +43,15 @@ impl KernelFiles {
     /// [`Error::Missing`] and [`Error::Command`] where apt cannot fetch it, [`Error::File`] where the cache cannot be
     /// written.
     pub fn obtain(cache: &Path) -> Result<Self> {
+        Self::obtain_by(cache, META)
+    }
+
+    /// The same, of the package that this one depends on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`obtain`](Self::obtain).
+    pub fn obtain_by(cache: &Path, meta: &str) -> Result<Self> {
         let place = cache.join("kernel");
         if let Ok(found) = Self::within(&place) {
             return Ok(found);
@@ -52,9 +61,9 @@ impl KernelFiles {
         fs::create_dir_all(cache).map_err(file("create", cache))?;
         // Built aside and renamed, so that two builds at the same time do not meet half a kernel.
         let aside = tempfile::tempdir_in(cache).map_err(file("create a directory in", cache))?;
-        let depends = run(&apt_cache, &["depends", "--important", META], None)?;
+        let depends = run(&apt_cache, &["depends", "--important", meta], None)?;
         let mut dependencies = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let package = dependencies.find(|name| name.starts_with("linux-image-")).unwrap_or(META);
+        let package = dependencies.find(|name| name.starts_with("linux-image-")).unwrap_or(meta);
         run(&apt_get, &["download", "-q", package], Some(aside.path()))?;
         let directory = fs::read_dir(aside.path()).map_err(file("list", aside.path()))?;
         let archive = directory

@@ -437,8 +437,17 @@ impl Kind {
 fn differ(found: &Kind, known: &Kind) -> String {
     match (found, known) {
         (Kind::File(found), Kind::File(known)) => {
-            let at = found.iter().zip(known).position(|(a, b)| a != b);
-            format!("{} bytes, not {}; first difference at {at:?}", found.len(), known.len())
+            let differ = |at: &usize| found[*at] != known[*at];
+            let common = 0..found.len().min(known.len());
+            let (first, last) = (common.clone().find(differ), common.rev().find(differ));
+            let zeros =
+                first.zip(last).is_some_and(|(first, last)| found[first..=last].iter().all(|b| *b == 0));
+            format!(
+                "{} bytes, not {}; first and last difference at {first:?} and {last:?}{}",
+                found.len(),
+                known.len(),
+                if zeros { ", zeros" } else { "" }
+            )
         }
         _ => "another kind of file, or link".to_owned(),
     }
