@@ -9,7 +9,7 @@ use crate::Store;
 use crate::guest::{Guest, TALK, Workshop, variables};
 
 /// Every system call that the auditor makes and that a program's start can do without.
-const OURS: [(&str, libc::c_long); 16] = [
+const OURS: [(&str, libc::c_long); 17] = [
     ("socket", libc::SYS_socket),
     ("connect", libc::SYS_connect),
     ("getsockopt", libc::SYS_getsockopt),
@@ -19,6 +19,7 @@ const OURS: [(&str, libc::c_long); 16] = [
     ("fcntl", libc::SYS_fcntl),
     ("fstat", libc::SYS_fstat),
     ("statx", libc::SYS_statx),
+    ("statfs", libc::SYS_statfs),
     ("getpid", libc::SYS_getpid),
     ("geteuid", libc::SYS_geteuid),
     ("memfd_create", libc::SYS_memfd_create),
@@ -135,6 +136,59 @@ fn filters_that_kill_find_nothing_to_kill_for() {
     // Who says that sockets are allowed where they are not is taken at his word: the filter does its work.
     let output = start(&program, &variables(&store, &["--filtered"]), &filter).unwrap();
     assert!(!output.status.success(), "{output:?}");
+}
+
+/// Loads the library that its argument names in a thread that a call of statx(2) would kill; it prints 30.
+const IN_A_THREAD: &str = r#"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+static void *loads(void *path) {
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_statx, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {4, steps};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+        _exit(77);
+    return dlsym(load(path), "later");
+}
+int main(int count, char **arguments) {
+    pthread_t thread;
+    void *later;
+    if (count != 2 || pthread_create(&thread, NULL, loads, arguments[1]) || pthread_join(thread, &later)) _exit(1);
+    char text[] = "30\n";
+    if (((int (*)(void))later)() == 30) write(1, text, 3);
+    _exit(0);
+}
+"#;
+
+/// Filters are of threads: the first one's says nothing of the others'.
+#[test]
+fn a_thread_with_a_filter_of_its_own_is_left_alone() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let later =
+        workshop.library("liblater.so", "int later(void) { return 30; } const char much[300000] = {1};", &[]);
+    let program = workshop.program("threads", &format!("{TALK}{IN_A_THREAD}"), &["-pthread"]);
+    let start = |variables: &[(String, String)]| {
+        let mut command = Command::new(&program);
+        command.arg(&later).env_remove("LD_AUDIT");
+        command.envs(variables.iter().map(|(name, value)| (name, value))).output().unwrap()
+    };
+    let plain = start(&[]);
+    if plain.status.code() == Some(77) {
+        orrery_testing::skipped!("no filter of system calls can be set here");
+        return;
+    }
+    assert!(plain.status.success() && plain.stdout == b"30\n", "{plain:?}");
+    let output = start(&variables(&store, &[]));
+    assert!(output.status.success() && output.stdout == b"30\n", "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the program filters its system calls"), "{said}");
 }
 
 #[test]

@@ -203,6 +203,38 @@ fn libraries_that_are_loaded_by_their_paths_keep_them() {
     }
 }
 
+/// An index that has grown is another file, with its entries elsewhere.
+#[test]
+fn a_program_that_runs_finds_what_is_known_when_the_index_has_grown() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let client = store.client();
+    let plugin = workshop.library("plugin.so", "int answer(void) { return 7; }", &[]);
+    let source = format!(
+        "{TALK} int main(void) {{
+            say(1); hear(); say(((int (*)(void))dlsym(load(\"{}\"), \"answer\"))()); hear();
+        }}",
+        plugin.display()
+    );
+    let program = workshop.program("main", &source, &[]);
+    let mut first = Guest::start(&store, &workshop, &program);
+    assert_eq!((first.number(), first.go_on()), (1, 7), "{}", first.said());
+    let Some(directory) = directory(&store) else { return };
+    let mut runs = Guest::start(&store, &workshop, &program);
+    assert_eq!(runs.number(), 1);
+    let size = || fs::metadata(directory.join("index")).unwrap().len();
+    let before = size();
+    let shown = orrery_orc_client::protocol::FileRange { flags: 0, offset: 0, length: 4096 };
+    for number in 0..2500 {
+        let path = workshop.path(&format!("file{number}"));
+        fs::write(&path, crate::bytes(4096, number)).unwrap();
+        client.files(&[(shown, fs::File::open(&path).unwrap().as_fd())]).unwrap();
+    }
+    assert!(size() > before, "it has {before} bytes as before");
+    assert_eq!(runs.go_on(), 7);
+    let maps = fs::read_to_string(format!("/proc/{}/maps", runs.pid())).unwrap();
+    assert!(!maps.contains(plugin.to_str().unwrap()), "it is loaded from the object: {maps}");
+}
+
 #[test]
 fn small_libraries_that_are_loaded_by_their_paths_are_left_to_their_files() {
     let (store, workshop) = (Store::new(&[]), Workshop::new());

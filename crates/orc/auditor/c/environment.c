@@ -165,10 +165,10 @@ int is_store_known(void) {
     return store.sun_path[0] != 0;
 }
 
-/* Whether system calls are filtered. A filter may kill whoever makes a call that it does not expect, so this reads a
-   file, as the loader does at this time. */
+/* Whether system calls of this thread are filtered; others may have other filters. A filter may kill whoever makes a call that it does not
+   expect, so this reads a file, as the loader does at this time. */
 static int is_filtered(char *buffer, size_t size) {
-    int fd = open_file("/proc/self/status");
+    int fd = open_file("/proc/thread-self/status");
     long got = fd < 0 ? -1 : CALL3(SYS_read, fd, buffer, size);
     close_file(fd);
     /* It is near the end. */
@@ -184,6 +184,8 @@ void begin_work(void) { is_at_work = 1; }
 void begin_search(void) { has_looked_for_filters &= is_at_work; }
 
 void end_work(void) { is_at_work = has_looked_for_filters = 0; }
+
+int has_read_thread(void) { return state == SHARE && has_looked_for_filters && !under_seccomp; }
 
 int may_share(void) {
     char buffer[4352];

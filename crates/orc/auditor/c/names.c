@@ -83,8 +83,14 @@ static int is_ready(void) {
     if (has_looked) {
         struct stat found;
         file = open_file(index_path);
-        file_inode = file >= 0 && CALL3(SYS_fstat, file, &found, 0) == 0 ? found.st_ino : 0;
-        return file >= 0;
+        if (file < 0 || CALL3(SYS_fstat, file, &found, 0) != 0)
+            return 0;
+        file_inode = found.st_ino;
+        if ((uint64_t)found.st_size == sizeof names + names.slots * sizeof(struct entry))
+            return 1;
+        /* It has grown, so another file has its name. */
+        close_file(file);
+        file = -1;
     }
     has_looked = 1;
     if (!is_store_known())

@@ -26,7 +26,9 @@
 /* How often it is looked for in vain. */
 #define ATTEMPTS 3
 
-static const char DESCRIPTORS[] = "/proc/self/fd/";
+/* A thread may have descriptors of its own (CLONE_FILES in clone(2)). The process's, which are the first thread's, serve where the path is too
+   short for the thread's. */
+static const char OF_THREAD[] = "/proc/thread-self/fd/", OF_PROCESS[] = "/proc/self/fd/";
 
 /* Where in a map the pointer to the directory is; 0 where that is not known. */
 static size_t offset;
@@ -84,16 +86,20 @@ int replace_path(const char *name, int fd, uint64_t inode) {
     do
         digits[count++] = (char)('0' + fd % 10);
     while (fd /= 10);
+    const int is_threads = length >= sizeof OF_THREAD - 1 + count;
+    const char *descriptors = is_threads ? OF_THREAD : OF_PROCESS;
+    size_t before = is_threads ? sizeof OF_THREAD - 1 : sizeof OF_PROCESS - 1;
     /* As long as the path, so that that fits in its place. */
-    while (at + sizeof DESCRIPTORS - 1 + count < length)
+    while (at + before + count < length)
         replacement[at++] = '/';
-    copy(replacement + at, DESCRIPTORS, sizeof DESCRIPTORS - 1);
-    at += sizeof DESCRIPTORS - 1;
+    copy(replacement + at, descriptors, before);
+    at += before;
     while (count)
         replacement[at++] = digits[--count];
     replacement[at] = 0;
-    /* There may be no /proc, or the thread has descriptors of its own (CLONE_FILES in clone(2)). */
-    return look_at_file(replacement, &found) == 0 && found.st_ino == inode;
+    /* There may be no /proc, or another thread's descriptors in it. */
+    return (is_threads && has_read_thread()) ||
+           (look_at_file(replacement, &found) == 0 && found.st_ino == inode);
 }
 
 const char *replacing_path(void) { return replacement; }

@@ -39,6 +39,8 @@ int may_share(void);
 void begin_work(void);
 void begin_search(void);
 void end_work(void);
+/* Whether /proc/thread-self of this thread was read since that began. */
+int has_read_thread(void);
 /* Whether nothing is to be done any more, as far as that is known. */
 int is_left_alone(void);
 /* Whether libraries are to be where the kernel puts them. */

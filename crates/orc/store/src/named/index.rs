@@ -36,7 +36,7 @@ use rustix::fs::{Mode, OFlags};
 const MAGIC: u64 = u64::from_le_bytes(*b"ORCINDX1");
 /// How many slots there are at first; half of them are used at most.
 const SLOTS: u64 = 4096;
-/// The most slots of an index that has grown, of 264 bytes each.
+/// The most slots of an index that has grown, of 256 bytes each.
 const MAX_SLOTS: u64 = 1 << 17;
 /// The size of the header.
 const HEAD: usize = 512;
