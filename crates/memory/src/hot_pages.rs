@@ -31,6 +31,8 @@ const UNCOMPARED: u32 = 7;
 #[derive(Debug)]
 pub(crate) struct HotPages<A: Allocator + Clone> {
     pages: Ranges<A>,
+    /// Which range [`contains`](Self::contains) found last, or the one behind: pages are asked about in order.
+    last: AtomicUsize,
     /// What this round found written, and what the last one did.
     found: Ranges<A>,
     previous: Ranges<A>,
@@ -56,6 +58,7 @@ impl<A: Allocator + Clone> HotPages<A> {
         let ranges = || Ranges::new_in(allocator.clone());
         Self {
             pages: ranges(),
+            last: AtomicUsize::new(0),
             found: ranges(),
             previous: ranges(),
             cold: ranges(),
@@ -93,7 +96,15 @@ impl<A: Allocator + Clone> HotPages<A> {
 
     /// Returns whether the page at `address` is hot.
     pub(crate) fn contains(&self, address: usize) -> bool {
-        let at = self.pages.partition_point(|range| range.end <= address);
+        let last = self.last.load(Ordering::Relaxed);
+        let is_before =
+            |at: usize| at == 0 || self.pages.get(at - 1).is_some_and(|range| range.end <= address);
+        let is_at = |at: usize| is_before(at) && self.pages.get(at).is_none_or(|range| address < range.end);
+        let at = [last, last + 1]
+            .into_iter()
+            .find(|&at| is_at(at))
+            .unwrap_or_else(|| self.pages.partition_point(|range| range.end <= address));
+        self.last.store(at, Ordering::Relaxed);
         self.pages.get(at).is_some_and(|range| range.contains(address))
     }
 
@@ -228,6 +239,26 @@ mod tests {
         assert!(idle_rounds <= ROUNDS as usize, "{idle_rounds}");
         hot.clear();
         assert_eq!((hot.trusted, hot.trust, hot.given_up), (0, 0, 0));
+    }
+
+    #[test]
+    fn pages_are_found_in_any_order() {
+        let mut hot = HotPages::new_in(Global, MOST);
+        let is_hot = |page: usize| matches!(page, 3..5 | 8 | 20..30);
+        let agrees =
+            |hot: &HotPages<Global>, page: usize| hot.contains(page * 0x1000 + 0x123) == is_hot(page);
+        let written = [range(3, 5), range(8, 9), range(20, 30)];
+        assert!(!hot.contains(0x3000), "none is hot");
+        hot.round(&written).unwrap();
+        hot.round(&written).unwrap();
+        for first in 0..32 {
+            for second in 0..32 {
+                assert!(agrees(&hot, first) && agrees(&hot, second), "{first}, {second}");
+            }
+        }
+        // Fewer ranges than when it was asked last.
+        hot.round(&[range(3, 5)]).unwrap();
+        assert!(hot.contains(0x4000) && !hot.contains(0x8000) && !hot.contains(0x14000));
     }
 
     /// A round as a call makes it: cold pages are protected before it learns.

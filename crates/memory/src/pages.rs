@@ -6,6 +6,7 @@
 //! them having to be kept.
 
 use core::alloc::Layout;
+use core::cell::Cell;
 use core::ptr::NonNull;
 
 use allocator_api2::alloc::Allocator;
@@ -40,6 +41,8 @@ struct Entry {
 pub struct PageMap {
     arena: &'static Arena,
     entries: HeapVec<Entry>,
+    /// The entry that was found last: pages are asked about in order.
+    last: Cell<usize>,
 }
 
 // SAFETY: the chunks behind the pointers belong to the maps of one store, which move between threads together.
@@ -48,7 +51,7 @@ unsafe impl Send for PageMap {}
 impl PageMap {
     /// Creates a map in which every page is untouched.
     pub fn new(arena: &'static Arena) -> Self {
-        Self { arena, entries: arena.vec() }
+        Self { arena, entries: arena.vec(), last: Cell::new(0) }
     }
 
     /// Returns the image of the page at `address`.
@@ -131,7 +134,7 @@ impl PageMap {
             unsafe { (*entry.chunk.as_ptr()).holders += 1 };
             entries.push(*entry);
         }
-        Ok(Self { arena: self.arena, entries })
+        Ok(Self { arena: self.arena, entries, last: Cell::new(0) })
     }
 
     /// Releases all images.
@@ -191,7 +194,13 @@ impl PageMap {
     }
 
     fn find(&self, number: usize) -> core::result::Result<usize, usize> {
-        self.entries.binary_search_by_key(&number, |entry| entry.number)
+        let last = self.last.get();
+        if self.entries.get(last).is_some_and(|entry| entry.number == number) {
+            return Ok(last);
+        }
+        let found = self.entries.binary_search_by_key(&number, |entry| entry.number);
+        self.last.set(found.unwrap_or_default());
+        found
     }
 
     /// Returns the chunk of entry `at`, for us alone.
