@@ -15,10 +15,13 @@ const LIBRARIES: [&str; 4] = ["libavformat", "libavcodec", "libswscale", "libavu
 /// What of ffmpeg's own tests (FATE) runs: targets of its Makefile, and in how many instances each program does. None of them needs the
 /// samples that are not in the sources. Which tests there are depends on the codecs, formats and filters that are built.
 const SETS: &[(&[&str], &[u32])] = &[
-    (&["fate-libavutil", "fate-libavcodec", "fate-libavformat", "fate-libswscale"], &[1, 2, 10]),
-    (&["fate-acodec", "fate-lavf"], &[2]),
-    (VIDEO, &[2]),
+    (&["fate-libavutil", "fate-libavcodec", "fate-libavformat", "fate-libswscale"], &[1, 2, MANY]),
+    (&["fate-acodec", "fate-lavf"], &[2, MANY]),
+    (VIDEO, &[2, MANY]),
 ];
+/// So many instances exist, and a program runs in all of them unless that takes more seconds of processor time.
+const MANY: u32 = 1000;
+const SECONDS: u32 = 10;
 /// Of `fate-vsynth1`, a part: each takes seconds.
 const VIDEO: &[&str] = &[
     "fate-vsynth1-asv1",
@@ -113,9 +116,17 @@ fn ffmpegs_own_tests_pass_in_instances() {
         println!("{targets:?}: {} tests pass in the plain build", plain.len());
         assert!(!plain.is_empty(), "{output}");
         for count in *counts {
-            let (ours, output) = fate(Build::Instances, targets, &format!("{} {count}", program.display()));
+            let log = directory.path().join("log");
+            let starter = format!(
+                "env ORRERY_FATE_SECONDS={SECONDS} ORRERY_FATE_LOG={} {} {count}",
+                log.display(),
+                program.display()
+            );
+            let (ours, output) = fate(Build::Instances, targets, &starter);
             let missing: Vec<_> = plain.difference(&ours).cloned().collect();
             println!("in {count} instances: {} tests pass; these do not: {missing:?}", ours.len());
+            println!("{}", turns(&std::fs::read_to_string(&log).unwrap(), *count));
+            std::fs::remove_file(log).unwrap();
             let is_known = |name: &String| EXCEPTIONS.iter().any(|(known, _)| known == name);
             if !missing.iter().all(is_known) {
                 failed.push(format!("in {count} instances: {missing:?}\n{output}"));
@@ -139,6 +150,15 @@ fn fate(build: Build, targets: &[&str], starter: &str) -> (BTreeSet<String>, Str
         .collect();
     let passed = tests.filter(|name| !failed.contains(name)).map(str::to_owned).collect();
     (passed, errors.into_owned())
+}
+
+/// Returns how many of the runs that a log lists as passed were in `count` instances, and of the others in how many each.
+fn turns(log: &str, count: u32) -> String {
+    let number = |line: &str, at| line.split(' ').nth(at).unwrap().parse::<u32>().unwrap();
+    let (whole, parts): (Vec<&str>, Vec<&str>) =
+        log.lines().filter(|line| number(line, 2) == 0).partition(|line| number(line, 0) == count);
+    assert!(whole.len() + parts.len() > 0 && parts.iter().all(|line| number(line, 0) >= 2), "{log}");
+    format!("{} runs in all instances, {} in as many:\n{}", whole.len(), parts.len(), parts.join("\n"))
 }
 
 /// Links what transcodes films with the libraries of a build.

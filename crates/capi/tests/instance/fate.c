@@ -1,6 +1,8 @@
 /*
  * Runs a program that is linked as a shared library in each of many instances, which all exist: fate COUNT LIBRARY [ARGUMENT...]. What each
- * writes to standard output has to be what the first wrote, which is passed on. With ORRERY_FATE_LOG, that file gets a line for each run.
+ * writes to standard output has to be what the first wrote, which is passed on. With ORRERY_FATE_SECONDS, no other instance has its turn when
+ * the process has used so much processor time; at least two have. With ORRERY_FATE_LOG, that file gets a line for each run: in how many
+ * instances it ran, of how many, with which status, and what.
  */
 
 #define _GNU_SOURCE
@@ -10,6 +12,7 @@
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Where exit(3) of the program returns to, while it runs. */
@@ -54,11 +57,18 @@ static char *contents(int file, size_t *size) {
     return bytes && pread(file, bytes, *size, 0) == (ssize_t)*size ? bytes : NULL;
 }
 
-/* Runs it in all instances; returns the status of the first that failed, or 121 where one writes something else than the first. */
-static int run_all(struct all_instances all, int argc, char **argv) {
+/* Whether the process has used the time that it has. */
+static int is_over(void) {
+    const char *seconds = getenv("ORRERY_FATE_SECONDS");
+    return seconds && clock() / CLOCKS_PER_SEC >= atol(seconds);
+}
+
+/* Runs it in all instances, or as many as there is time for, and counts them; returns the status of the first that failed, or 121 where one
+   writes something else than the first. */
+static int run_all(struct all_instances all, int argc, char **argv, size_t *ran) {
     char *first = NULL;
     size_t first_size = 0;
-    for (size_t at = 0; at < all.count; at++) {
+    for (size_t at = 0; at < all.count && (at < 2 || !is_over()); at++) {
         const int output = memfd_create("output", MFD_CLOEXEC);
         if (output < 0)
             fail("create a file");
@@ -89,6 +99,7 @@ static int run_all(struct all_instances all, int argc, char **argv) {
         }
         if (result != 0)
             return result;
+        ++*ran;
     }
     free(first);
     return 0;
@@ -100,13 +111,18 @@ int main(int argc, char **argv) {
         return 2;
     }
     const struct all_instances all = create_all(argv[2], "main", argv[1]);
-    const int result = run_all(all, argc - 2, argv + 2);
+    size_t ran = 0;
+    const int result = run_all(all, argc - 2, argv + 2, &ran);
     if (result == 0)
         destroy_all(all);
     const char *log = getenv("ORRERY_FATE_LOG");
     FILE *file = log ? fopen(log, "a") : NULL;
     if (file) {
-        fprintf(file, "%zu %d %s\n", all.count, result, argv[2]);
+        const char *words = strrchr(argv[2], '/');
+        fprintf(file, "%zu %zu %d %s", ran, all.count, result, words ? words + 1 : argv[2]);
+        for (int argument = 3; argument < argc; argument++)
+            fprintf(file, " %s", argv[argument]);
+        fputc('\n', file);
         fclose(file);
     }
     return result;
