@@ -184,6 +184,7 @@ fn what_waits_in_sockets_is_found() {
     assert_eq!(connection.unacknowledged, b"sent, and to be");
     assert_eq!((connection.unsent, connection.uncounted), (0, 0), "the packet may be on its way");
     assert_eq!(connection.rcv_nxt, READ.wrapping_add(22));
+    assert!(connection.has_microseconds && !connection.no_delay);
     assert_eq!(file(6).unread_parts().unwrap(), [9]);
     let waiting = file(7).waiting_connections().unwrap();
     assert_eq!(waiting[0].unwrap().remote.to_string(), "127.0.0.2:80");

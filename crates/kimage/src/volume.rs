@@ -110,12 +110,17 @@ impl Kernel {
 
 /// Returns the bits of the flags [`NO_FILE`].
 fn no_file(types: &Types) -> Result<u64> {
-    let of = |kind| NO_FILE.iter().map(|flag| types.constant(kind, flag)).sum();
-    match STATES.iter().find_map(|kind| of(kind)) {
+    match named_flags(|kind, flag| types.constant(kind, flag)) {
         Some(bits) => Ok(bits),
         None if types.field("inode", "i_state")?.size == 4 => Ok(NO_FILE_OF_4),
         None => Ok(NO_FILE_OF_8),
     }
+}
+
+/// Returns those of the flags [`NO_FILE`] that a kernel has, if its types name them.
+fn named_flags(constant: impl Fn(&str, &str) -> Option<u64>) -> Option<u64> {
+    let kind = STATES.into_iter().find(|kind| constant(kind, NO_FILE[0]).is_some())?;
+    Some(NO_FILE.into_iter().filter_map(|flag| constant(kind, flag)).fold(0, |all, bit| all | bit))
 }
 
 impl<'k> Volume<'k> {
@@ -259,5 +264,20 @@ mod tests {
             assert_eq!(no_file(&Types::from_table(&[("inode", 600, members)])).unwrap(), expected);
         }
         assert!(no_file(&Types::from_table(&[])).is_err());
+    }
+
+    #[test]
+    fn flags_of_inodes_are_those_that_types_name() {
+        let of_6_18: &[_] = &[("I_NEW", 1), ("I_WILL_FREE", 128), ("I_FREEING", 256), ("I_CLEAR", 512)];
+        let with_one_given_up: &[_] = &[("I_NEW", 1), ("I_FREEING", 32), ("I_CLEAR", 64)];
+        for (flags, expected) in [(of_6_18, 0b11_1000_0001), (with_one_given_up, 0b110_0001)] {
+            for own in STATES {
+                let found = named_flags(|kind, flag| {
+                    flags.iter().find(|(name, _)| kind == own && *name == flag).map(|(_, bit)| *bit)
+                });
+                assert_eq!(found, Some(expected));
+            }
+        }
+        assert_eq!(named_flags(|_, _| None), None);
     }
 }

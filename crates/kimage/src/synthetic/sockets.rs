@@ -63,6 +63,7 @@ pub(super) const TYPES: &[TableEntry] = &[
             ("max_window", 196, 4),
             ("tsoffset", 200, 4),
             ("nonagle", 204, 1),
+            ("tcp_usec_ts", 205, 1),
             ("rx_opt.tstamp_ok", 208, 2),
             ("rx_opt.sack_ok", 210, 2),
             ("rx_opt.wscale_ok", 212, 2),
@@ -205,6 +206,7 @@ fn connection(m: &mut Maker, array: u64) -> u64 {
         ("write_seq", waiting.end()),
         ("snd_una", ACKNOWLEDGED),
         ("snd_nxt", sent.end()),
+        ("tcp_usec_ts", 1),
     ] {
         m.set(sock, "tcp_sock", path, value.into());
     }
