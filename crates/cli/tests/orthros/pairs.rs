@@ -48,7 +48,7 @@ pub fn missing(programs: &[(&str, &'static str)]) -> Option<String> {
         }
     }
     let kernel = match kernel() {
-        Some(package) => KernelFiles::obtain_by(&cache(), &package),
+        Some(package) => KernelFiles::obtain_package(&cache(), &package),
         None => KernelFiles::obtain(&cache()),
     };
     kernel.err().map(|error| format!("no kernel to boot: {error}"))

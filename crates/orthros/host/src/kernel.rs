@@ -43,15 +43,15 @@ impl KernelFiles {
     /// [`Error::Missing`] and [`Error::Command`] where apt cannot fetch it, [`Error::File`] where the cache cannot be
     /// written.
     pub fn obtain(cache: &Path) -> Result<Self> {
-        Self::obtain_by(cache, META)
+        Self::obtain_package(cache, META)
     }
 
-    /// The same, of the package that this one depends on.
+    /// Returns the kernel of the package on which the package `meta` depends, from the cache or by apt.
     ///
     /// # Errors
     ///
     /// Those of [`obtain`](Self::obtain).
-    pub fn obtain_by(cache: &Path, meta: &str) -> Result<Self> {
+    pub fn obtain_package(cache: &Path, meta: &str) -> Result<Self> {
         let place = cache.join("kernel");
         if let Ok(found) = Self::within(&place) {
             return Ok(found);

@@ -579,6 +579,25 @@ mod tests {
         }
     }
 
+    /// Another try takes what is below a file's end for what the file should hold.
+    #[test]
+    fn a_file_does_not_grow_before_its_contents_are_written() {
+        let place = tempfile::tempdir().unwrap();
+        let mounted = Mounted::open(place.path()).unwrap();
+        // Its size may change, its bytes may not: as if the try ended between both.
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file: File = rustix::fs::memfd_create("sealed", flags).unwrap().into();
+        file.set_len(2500).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
+        let (_, mut planned) = planned(&mounted, place.path(), ".", 8192, vec![(4096, vec![2; 4096])]);
+        planned.attributes.mode = libc::S_IFREG | 0o600;
+        planned.found = Some(file.try_clone().unwrap().into());
+        let number = inode_number(planned.found.as_ref().unwrap()).unwrap();
+        let error = apply(&plan(vec![(number, planned)], BTreeMap::new()), &mounted).unwrap_err();
+        assert!(format!("{error:#}").contains("cannot write"), "{error:#}");
+        assert_eq!(file.metadata().unwrap().len(), 2500);
+    }
+
     #[test]
     fn a_file_that_has_lost_its_name_is_kept_beside_others_and_told() {
         let place = std::env::temp_dir().join(format!("orrery-lost-{}", std::process::id()));

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_kimage::{Attributes, CachedPage, Ext4, Ext4File, ExtendedAttribute, Extent, Kernel, Name, Pages};
 use orrery_orthros_images::{MAX_UNNAMED_FILE, UnnamedFile};
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, OFlags};
 
 use super::extents::{self, Run};
 use super::handle::{self, Mounted};
@@ -211,19 +211,19 @@ impl<'k> Maker<'k, '_, '_> {
     /// Returns whether a file is longer than its inode on the disk says. One that was written to has not changed by its own account until it is
     /// given blocks.
     fn grows(file: &Ext4File<'k>, found: Option<&OwnedFd>) -> Result<bool> {
-        let size = |found| handle::open(found, OFlags::RDONLY)?.metadata().context("cannot read its size");
-        Ok(found.map(size).transpose()?.is_some_and(|on_disk| on_disk.len() < file.attributes.size))
+        let on_disk = found.map(|found| rustix::fs::statat(found, "", AtFlags::EMPTY_PATH)).transpose()?;
+        Ok(on_disk.is_some_and(|on_disk| on_disk.st_size.cast_unsigned() < file.attributes.size))
     }
 
     /// Everything that a file holds and that the disk may not have: pages in memory; what is on the disk where the disk's
-    /// own inode does not look for it; and zeros where that still sees something.
+    /// own inode does not look for it, or does not look that far; and zeros where that still sees something.
     fn contents(&mut self, file: &Ext4File<'k>, found: Option<&OwnedFd>) -> Result<Contents<'k>> {
         let size = file.attributes.size;
         let pages = file.pages(Pages::All)?;
         let cached = cached_blocks(&pages, self.ext4.block_size())?;
         let there = match found {
-            Some(found) => Place::of(&handle::open(found, OFlags::RDONLY)?)?,
-            None => Place::default(),
+            Some(found) => OnDisk::of(&handle::open(found, OFlags::RDONLY)?)?,
+            None => OnDisk::default(),
         };
         let block = self.ext4.block_size();
         let extents = self.ext4.extents(file)?;
@@ -338,14 +338,15 @@ fn place_of(extents: &[Extent], offset: u64, block_size: u64) -> Option<u64> {
     Some((extent.physical + (block - extent.logical)) * block_size + offset % block_size)
 }
 
-/// Where the disk's inode looks for a file.
+/// A file as the disk's inode has it.
 #[derive(Default)]
-struct Place {
+struct OnDisk {
+    /// Where its bytes are.
     runs: Vec<Run>,
     size: u64,
 }
 
-impl Place {
+impl OnDisk {
     fn of(file: &File) -> Result<Self> {
         Ok(Self { runs: extents::of(file)?, size: file.metadata()?.len() })
     }
@@ -375,16 +376,16 @@ mod tests {
             Run { logical: 0, physical: 0x5000, length: 4096, written: true },
             Run { logical: 8192, physical: 0x9000, length: 2048, written: false },
         ];
-        let place = Place { runs, size: 2500 };
-        assert!(place.has(0, 1024, 0x5000) && place.has(1024, 1024, 0x5400));
-        assert!(!place.has(0, 1024, 0x5400), "it is elsewhere");
-        assert!(!place.has(2048, 1024, 0x5800), "the end is within it");
-        assert!(!place.has(3072, 1024, 0x5c00), "it is behind the end");
-        let place = Place { size: 20_000, ..place };
-        assert!(place.has(3072, 1024, 0x5c00));
-        assert!(!place.has(4096, 1024, 0x6000), "there is a hole");
-        assert!(!place.has(8192, 1024, 0x9000), "it was never written");
-        assert!(!Place::default().has(0, 1024, 0x5000));
+        let there = OnDisk { runs, size: 2500 };
+        assert!(there.has(0, 1024, 0x5000) && there.has(1024, 1024, 0x5400));
+        assert!(!there.has(0, 1024, 0x5400), "it is elsewhere");
+        assert!(!there.has(2048, 1024, 0x5800), "the end is within it");
+        assert!(!there.has(3072, 1024, 0x5c00), "it is behind the end");
+        let there = OnDisk { size: 20_000, ..there };
+        assert!(there.has(3072, 1024, 0x5c00));
+        assert!(!there.has(4096, 1024, 0x6000), "there is a hole");
+        assert!(!there.has(8192, 1024, 0x9000), "it was never written");
+        assert!(!OnDisk::default().has(0, 1024, 0x5000));
     }
 
     #[test]

@@ -191,7 +191,12 @@ fn hertz(kernel: &Kernel) -> Result<u64> {
 }
 
 /// Returns a flag of an internet socket: `member` of `object`, where this kernel has that, else the bit `at` of [`FLAGS`].
-fn flag(inet: Object<'_>, at: u32, object: Object<'_>, member: &'static str) -> orrery_kimage::Result<u32> {
+fn inet_flag(
+    inet: Object<'_>,
+    at: u32,
+    object: Object<'_>,
+    member: &'static str,
+) -> orrery_kimage::Result<u32> {
     if object.has(member) { object.u32(member) } else { Ok(inet.u32(FLAGS)? >> at & 1) }
 }
 
@@ -375,7 +380,7 @@ impl Reader<'_> {
         let level = libc::IPPROTO_IP;
         let flags = inet.u32(if inet.has(FLAGS) { FLAGS } else { "cmsg_flags" })?;
         let bit = |bit: u32| Ok(flags >> bit & 1);
-        let flag = |at, member| flag(inet, at, inet, member);
+        let flag = |at, member| inet_flag(inet, at, inet, member);
         add!(self, level;
             IP_TOS = inet.u32("tos"),
             IP_MTU_DISCOVER = inet.u32("pmtudisc"),
@@ -468,7 +473,7 @@ impl Reader<'_> {
     fn internet_6(&mut self, v6: Object<'_>, inet: Object<'_>, kind: u32) -> Result<()> {
         /// Nine bits with a sign: -1 for the kernel's default.
         const DEFAULT: u32 = 0x1ff;
-        let flag = |at, object, member| flag(inet, at, object, member);
+        let flag = |at, object, member| inet_flag(inet, at, object, member);
         add!(self, IPV6;
             IPV6_MTU_DISCOVER = v6.u32("pmtudisc"),
             IPV6_RECVERR = flag(26, v6, "recverr"),

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use super::listing::{Listing, hex};
 
-/// `SO_PASSPIDFD` and `SO_PEERPIDFD`.
+/// `SO_PASSPIDFD` and `SO_PEERPIDFD` of `asm-generic/socket.h`, which the `libc` crate does not name.
 const PASS_PIDFD: i32 = 76;
 const PEER_PIDFD: i32 = 77;
 /// Options that are not settings: counters, identities of the kernel's own, what reading changes or makes, and what needs an argument.
