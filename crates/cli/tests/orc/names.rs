@@ -203,23 +203,66 @@ fn libraries_that_are_loaded_by_their_paths_keep_them() {
     }
 }
 
-/// An index that has grown is another file, with its entries elsewhere.
+/// A thread may have descriptors of its own: those of the first one, which are in /proc/self, are other files.
+#[test]
+fn a_thread_with_descriptors_of_its_own_is_given_objects_too() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let plugin = workshop.library("plugin.so", "int answer(void) { return 7; }", &[]);
+    let source = format!(
+        "{TALK}
+        #include <pthread.h>
+        #include <sched.h>
+        static void *loads(void *path) {{
+            return unshare(CLONE_FILES) ? NULL : dlsym(load(path), \"answer\");
+        }}
+        int main(void) {{
+            pthread_t thread;
+            void *answer = NULL;
+            if (!pthread_create(&thread, NULL, loads, \"{}\")) pthread_join(thread, &answer);
+            say(answer ? ((int (*)(void))answer)() : 0); hear();
+        }}",
+        plugin.display()
+    );
+    let program = workshop.program("threads", &source, &["-pthread"]);
+    let mut first = Guest::start(&store, &workshop, &program);
+    assert_eq!(first.number(), 7, "{}", first.said());
+    if directory(&store).is_none() {
+        return;
+    }
+    let mut known = Guest::start(&store, &workshop, &program);
+    assert_eq!(known.number(), 7, "{}", known.said());
+    let maps = fs::read_to_string(format!("/proc/{}/maps", known.pid())).unwrap();
+    assert!(!maps.contains(plugin.to_str().unwrap()), "it is loaded from the object: {maps}");
+}
+
+/// An index that has grown is another file, with its entries elsewhere: half of them, so several are looked for.
 #[test]
 fn a_program_that_runs_finds_what_is_known_when_the_index_has_grown() {
     let (store, workshop) = (Store::new(&[]), Workshop::new());
     let client = store.client();
-    let plugin = workshop.library("plugin.so", "int answer(void) { return 7; }", &[]);
+    let plugins: Vec<_> = (0..10)
+        .map(|number| {
+            let source = format!("int answer(void) {{ return {number}; }}");
+            workshop.library(&format!("plugin{number}.so"), &source, &[])
+        })
+        .collect();
     let source = format!(
-        "{TALK} int main(void) {{
-            say(1); hear(); say(((int (*)(void))dlsym(load(\"{}\"), \"answer\"))()); hear();
-        }}",
-        plugin.display()
+        "{TALK} int main(int count, char **arguments) {{
+            int sum = 0;
+            say(1); hear();
+            for (int i = 1; i < count; i++) sum += ((int (*)(void))dlsym(load(arguments[i]), \"answer\"))();
+            say(sum); hear();
+        }}"
     );
     let program = workshop.program("main", &source, &[]);
-    let mut first = Guest::start(&store, &workshop, &program);
-    assert_eq!((first.number(), first.go_on()), (1, 7), "{}", first.said());
+    let command: Vec<_> =
+        std::iter::once(&program).chain(&plugins).map(|path| path.to_str().unwrap()).collect();
+    let start = || Guest::spawn(run(&store, &command), &workshop);
+    let mut first = start();
+    assert_eq!((first.number(), first.go_on()), (1, 45), "{}", first.said());
     let Some(directory) = directory(&store) else { return };
-    let mut runs = Guest::start(&store, &workshop, &program);
+    let mut runs = start();
     assert_eq!(runs.number(), 1);
     let size = || fs::metadata(directory.join("index")).unwrap().len();
     let before = size();
@@ -230,9 +273,11 @@ fn a_program_that_runs_finds_what_is_known_when_the_index_has_grown() {
         client.files(&[(shown, fs::File::open(&path).unwrap().as_fd())]).unwrap();
     }
     assert!(size() > before, "it has {before} bytes as before");
-    assert_eq!(runs.go_on(), 7);
+    assert_eq!(runs.go_on(), 45);
     let maps = fs::read_to_string(format!("/proc/{}/maps", runs.pid())).unwrap();
-    assert!(!maps.contains(plugin.to_str().unwrap()), "it is loaded from the object: {maps}");
+    for plugin in &plugins {
+        assert!(!maps.contains(plugin.to_str().unwrap()), "it is loaded from the object: {maps}");
+    }
 }
 
 #[test]

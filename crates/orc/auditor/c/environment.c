@@ -165,7 +165,7 @@ int is_store_known(void) {
     return store.sun_path[0] != 0;
 }
 
-/* Whether system calls of this thread are filtered; others may have other filters. A filter may kill whoever makes a call that it does not
+/* Whether system calls of the calling thread are filtered: filters are of threads. A filter may kill whoever makes a call that it does not
    expect, so this reads a file, as the loader does at this time. */
 static int is_filtered(char *buffer, size_t size) {
     int fd = open_file("/proc/thread-self/status");
