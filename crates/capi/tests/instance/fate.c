@@ -118,8 +118,8 @@ int main(int argc, char **argv) {
     const char *log = getenv("ORRERY_FATE_LOG");
     FILE *file = log ? fopen(log, "a") : NULL;
     if (file) {
-        const char *words = strrchr(argv[2], '/');
-        fprintf(file, "%zu %zu %d %s", ran, all.count, result, words ? words + 1 : argv[2]);
+        const char *slash = strrchr(argv[2], '/');
+        fprintf(file, "%zu %zu %d %s", ran, all.count, result, slash ? slash + 1 : argv[2]);
         for (int argument = 3; argument < argc; argument++)
             fprintf(file, " %s", argv[argument]);
         fputc('\n', file);
