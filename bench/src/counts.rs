@@ -178,6 +178,7 @@ fn parse(text: &str, events: &[Event]) -> Result<Vec<f64>> {
         // With `:u` at its end where only what user space does may be counted, which is no count of ours.
         let line = lines.iter().find(|line| line.event == *name);
         let line = line.with_context(|| format!("perf did not count {name}"))?;
+        ensure!(!line.counter_value.starts_with('<'), "perf says of {name}: {}", line.counter_value);
         line.counter_value.parse().with_context(|| format!("perf counted {:?} of {name}", line.counter_value))
     };
     events.iter().map(value).collect()

@@ -33,8 +33,8 @@ const FILES: usize = 30;
 const WHEELS: usize = 5;
 const MODULES: usize = 60;
 
-/// Programs are run so often at least: some take a second.
-const PROGRAM_ROUNDS: usize = 5;
+/// Programs are run so often at least, in a quick run and else: some take a second.
+const PROGRAM_ROUNDS: (usize, usize) = (2, 5);
 
 /// What a sandbox has to let a program do, beside reading the system.
 enum Task {
@@ -66,6 +66,7 @@ fn main() -> Result<ExitCode> {
             .cases([rate("get", "redis GET"), rate("set", "redis SET")]),
     );
 
+    let rounds = if bench.options().quick() { PROGRAM_ROUNDS.0 } else { PROGRAM_ROUNDS.1 };
     let programs: [Program; 4] = [
         ("git status", "git", git_tree, &["git", "status", "--short"]),
         ("npm install", "node", npm_packages, &["sh", "-c", NPM]),
@@ -85,7 +86,7 @@ fn main() -> Result<ExitCode> {
         };
         bench.group(
             Group::new(case, entry(GUARD), RIVALS.map(entry))
-                .case(Case::mean(case, case, Unit::Milliseconds).quick(true).rounds(PROGRAM_ROUNDS)),
+                .case(Case::mean(case, case, Unit::Milliseconds).quick(true).rounds(rounds)),
         );
     }
     bench.run()
