@@ -82,6 +82,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Subcommands {
     Oci(oci::Arguments),
 }

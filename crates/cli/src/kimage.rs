@@ -24,6 +24,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Command {
     /// List the processes
     Ps(Image),

@@ -27,7 +27,8 @@ use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use orrery_log as log;
 
 /// Rollback, isolation, auxiliary processes, system call policies, memory sharing and kernel crash recovery for Linux programs
@@ -44,7 +45,25 @@ struct Orrery {
     command: Command,
 }
 
+impl Orrery {
+    /// Parses the words of the command line. Ends the process where they ask for help or are not right.
+    ///
+    /// Arguments are built for the command that is given alone. Help and errors, which may be about others, are those of the
+    /// command line that is built as a whole.
+    fn of_words() -> Self {
+        Self::try_parse().unwrap_or_else(|error| {
+            if error.kind() == ErrorKind::DisplayVersion {
+                error.exit();
+            }
+            let mut whole = Self::command();
+            whole.build();
+            Self::from_arg_matches_mut(&mut whole.get_matches()).unwrap_or_else(|error| error.exit())
+        })
+    }
+}
+
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Command {
     Debug(debug::Arguments),
     Demo(demo::Arguments),
@@ -94,7 +113,7 @@ fn main() -> ExitCode {
         // A client has nothing to log, and needs no log.
         return end(warm::run_program(client.arguments));
     }
-    let arguments = Orrery::parse();
+    let arguments = Orrery::of_words();
     log::start(&arguments.log);
     let result = match arguments.command {
         Command::Debug(arguments) => debug::run(&arguments),

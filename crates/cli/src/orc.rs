@@ -20,6 +20,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Command {
     Serve(serve::Arguments),
     Stat(stat::Arguments),

@@ -24,6 +24,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Action {
     /// Make a reference to a private key, which servers take in the key's place
     Wrap {
