@@ -21,6 +21,12 @@ pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// An image, as it is in memory that begins at address zero.
 #[derive(Debug)]
 pub(crate) struct Image {
+    /// What is the same wherever it is, in whole pages, with all of its code: parts of the ELF file, and where they are. Between them are
+    /// zeros.
+    shared: Vec<(usize, &'static [u8])>,
+    /// How many bytes these are.
+    shared_length: usize,
+    /// The bytes behind them.
     bytes: Vec<u8>,
     /// With what follows the bytes and is zero: whole pages.
     pub(crate) length: u64,
@@ -32,8 +38,6 @@ pub(crate) struct Image {
     syscall: u64,
     entries: usize,
     relative: Vec<(usize, u64)>,
-    /// Nothing before this depends on where the image is.
-    split: usize,
 }
 
 /// Addresses of functions in an image.
@@ -45,6 +49,8 @@ pub(crate) struct Entries {
     pub(crate) restorer: u64,
     /// What has to run first.
     pub(crate) boot: u64,
+    /// What has to run before that where the code alone is there.
+    pub(crate) load: u64,
     /// A `syscall` instruction.
     pub(crate) syscall: u64,
 }
@@ -62,21 +68,19 @@ impl Image {
     pub(crate) fn embedded() -> Result<Self> {
         let elf = ElfFile64::<Endianness>::parse(ELF).map_err(broken)?;
         let endian = elf.endian();
-        let (mut bytes, mut length, mut code) = (Vec::new(), 0, None);
+        let (mut parts, mut length, mut code) = (Vec::new(), 0, None);
         for segment in elf.elf_program_headers() {
             if segment.p_type(endian) != PT_LOAD {
                 continue;
             }
             let (start, size) = (segment.p_vaddr(endian), segment.p_memsz(endian));
             let data = segment.data(endian, ELF).map_err(|()| broken("a segment is outside of the file"))?;
-            let start_index = index(start)?;
             if !data.is_empty() {
-                bytes.resize(start_index + data.len(), 0);
-                bytes[start_index..].copy_from_slice(data);
+                parts.push((index(start)?, data));
             }
             length = (start + size).next_multiple_of(PAGE);
             if segment.p_flags(endian) & PF_X != 0 {
-                code = Some(start & !(PAGE - 1)..length);
+                code = Some((start & !(PAGE - 1)..length, start, data));
             }
         }
         let symbol = |name: &str| {
@@ -92,55 +96,87 @@ impl Image {
             relative.push((index(offset)?, relocation.addend().cast_unsigned()));
         }
         let entries = index(symbol("ORRERY_ENTRIES")?)?;
-        let split = relative.iter().map(|(at, _)| *at).fold(entries, usize::min);
-        let code = code.ok_or_else(|| broken("it has no code"))?;
-        let executed = bytes.get(index(code.start)?..).unwrap_or(&[]);
+        let first = relative.iter().map(|(at, _)| *at).fold(entries, usize::min);
+        let shared_length = first / index(PAGE)? * index(PAGE)?;
+        let (shared, mut bytes) = (before(&parts, shared_length), Vec::new());
+        for (at, part) in &parts {
+            let skipped = shared_length.saturating_sub(*at);
+            if let Some(part) = part.get(skipped..).filter(|part| !part.is_empty()) {
+                bytes.resize(at + skipped - shared_length, 0);
+                bytes.extend_from_slice(part);
+            }
+        }
+        let (code, start, executed) = code.ok_or_else(|| broken("it has no code"))?;
         let syscall = executed.windows(SYSCALL.len()).position(|pair| pair == SYSCALL);
-        let syscall = code.start + syscall.ok_or_else(|| broken("it makes no calls"))? as u64;
-        let image =
-            Self { length, code, syscall, config: symbol("ORRERY_CONFIG")?, entries, relative, split, bytes };
-        if index(image.code.end)? > image.shareable() {
+        let syscall = start + syscall.ok_or_else(|| broken("it makes no calls"))? as u64;
+        let config = symbol("ORRERY_CONFIG")?;
+        let image = Self { shared, shared_length, length, code, syscall, config, entries, relative, bytes };
+        if index(image.code.end)? > image.shared_length {
             return Err(broken("code and data share a page"));
         }
-        let fits = |at: usize| at + 8 <= image.bytes.len();
-        if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 16) {
+        let fits = |at: usize| at + 8 <= image.shared_length + image.bytes.len();
+        if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 24) {
             return Err(broken("a relocation is outside of its data"));
         }
         Ok(image)
     }
 
-    /// Returns how many of these fill pages that nothing else is in: all of the code.
-    pub(crate) fn shareable(&self) -> usize {
-        index(PAGE).map_or(0, |page| self.split / page * page)
+    /// Returns the bytes that are the same wherever the image is, in whole pages: all of its code is among them.
+    pub(crate) fn shared(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.shared_length];
+        self.copy_shared(&mut bytes);
+        bytes
     }
 
-    /// The bytes that are the same wherever the image is: all of its code.
-    pub(crate) fn fixed(&self) -> &[u8] {
-        self.bytes.get(..self.split).unwrap_or(&[])
+    /// Returns how many these are.
+    pub(crate) fn shared_length(&self) -> usize {
+        self.shared_length
     }
 
-    /// Returns the first of these: the ELF header, and what names the build.
-    pub(crate) fn first_page(&self) -> &[u8] {
-        let page = index(PAGE).unwrap_or(0);
-        self.fixed().get(..page).unwrap_or(&[])
+    /// Copies them to memory that is zero.
+    pub(crate) fn copy_shared(&self, to: &mut [u8]) {
+        for (at, part) in &self.shared {
+            if let Some(to) = to.get_mut(*at..at + part.len()) {
+                to.copy_from_slice(part);
+            }
+        }
     }
 
-    /// Returns what follows these at an address, with room behind it up to `end`, and the entries there.
+    /// Returns the first page: the ELF header, and what names the build.
+    pub(crate) fn first_page(&self) -> Vec<u8> {
+        let mut page = vec![0; index(PAGE).unwrap_or(0)];
+        for (at, part) in before(&self.shared, page.len()) {
+            page[at..at + part.len()].copy_from_slice(part);
+        }
+        page
+    }
+
+    /// Returns what follows the shared bytes at an address, with room behind it up to `end`, and the entries there.
     pub(crate) fn placed(&self, base: u64, end: usize) -> (Vec<u8>, Entries) {
-        let mut bytes = self.bytes[self.split..].to_vec();
-        bytes.resize(end.max(self.bytes.len()) - self.split, 0);
+        let mut bytes = Vec::with_capacity(end.saturating_sub(self.shared_length).max(self.bytes.len()));
+        bytes.extend_from_slice(&self.bytes);
+        bytes.resize(bytes.capacity(), 0);
         for (at, addend) in &self.relative {
-            let at = at - self.split;
+            let at = at - self.shared_length;
             bytes[at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
         }
         let entry = |at: usize| {
-            let at = at - self.split;
+            let at = at - self.shared_length;
             bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
         };
-        let [handler, restorer, boot] = [0, 8, 16].map(|offset| entry(self.entries + offset));
+        let [handler, restorer, boot, load] = [0, 8, 16, 24].map(|offset| entry(self.entries + offset));
         let syscall = base + self.syscall;
-        (bytes, Entries { handler, restorer, boot, syscall })
+        (bytes, Entries { handler, restorer, boot, load, syscall })
     }
+}
+
+/// Returns what parts have before an address.
+fn before(parts: &[(usize, &'static [u8])], end: usize) -> Vec<(usize, &'static [u8])> {
+    let cut = |(at, part): &(usize, &'static [u8])| {
+        let part = &part[..part.len().min(end.saturating_sub(*at))];
+        (!part.is_empty()).then_some((*at, part))
+    };
+    parts.iter().filter_map(cut).collect()
 }
 
 #[cfg(test)]
@@ -153,14 +189,18 @@ mod tests {
         assert!(image.code.start >= PAGE && image.code.end <= image.length);
         assert!(!image.code.contains(&image.config));
         // It is written into each program.
-        let written = image.bytes.len() - image.shareable();
+        let written = image.bytes.len();
         assert!(written < 16 << 10, "{written} bytes are not zero, and not code");
         let end = index(image.config).unwrap() + 100;
-        let (bytes, Entries { handler, restorer, boot, syscall }) = image.placed(0x10_0000, end);
-        assert!(image.fixed().len() + bytes.len() >= end);
-        assert!([handler, boot, syscall].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
+        let (bytes, Entries { handler, restorer, boot, load, syscall }) = image.placed(0x10_0000, end);
+        assert!(image.shared_length() + bytes.len() >= end);
+        assert!([handler, boot, load, syscall].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
         // The restorer performs system call 15.
         let at = usize::try_from(restorer - 0x10_0000).unwrap();
-        assert_eq!(image.fixed()[at..at + 9], [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05]);
+        let shared = image.shared();
+        assert_eq!(shared[at..at + 9], [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(shared[..image.first_page().len()], image.first_page());
+        let at = usize::try_from(syscall - 0x10_0000).unwrap();
+        assert_eq!(shared[at..at + 2], SYSCALL);
     }
 }

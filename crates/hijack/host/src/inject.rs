@@ -1,18 +1,20 @@
 //! Puts an executive under a program that has just been executed.
 //!
-//! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two
-//! system calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its
-//! code there (see [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the
-//! policy's table are written at once. Then the thread runs the image's own beginning, which attaches the page, takes
-//! SIGSYS and arms dispatch, and sends itself a signal when it is done. It has the registers back then that the kernel
-//! gave it.
+//! The program's thread stands in its `execve`, before its first instruction. As it goes on it attaches the image's code (see
+//! [`crate::shared_code`]) and runs what that begins with, which makes the image's data, attaches the page, takes SIGSYS and arms
+//! dispatch, and sends itself a signal when it is done: see [`at_exec`]. It has the registers back then that the kernel gave it.
 //!
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that
-//! is executed. So there are few of them: when it has executed the program, at the end of that call, behind each of the
-//! two calls, and at the signal. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so
+//! is executed. So there are these two stops: when it has executed the program, and at the signal.
+//!
+//! Where that cannot be, as in a static program or where the code is not shared, it is made to perform two system calls, with
+//! the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (where that is
+//! copied, make it executable). The image's data, its settings and the policy's table are written at once. It stops at the end of its `execve` then, and
+//! behind each of the two calls. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so
 //! makes a thread that ignores the signal (handlers are gone by then) receive it from then on. Who ignores it is
 //! stopped before its calls, too, which needs no signal.
 
+mod at_exec;
 pub(crate) mod attach;
 pub(crate) mod detach;
 pub(crate) mod halt;
@@ -87,19 +89,19 @@ pub(crate) struct Home<'a> {
     pub(crate) user_of: &'a dyn Fn(libc::pid_t) -> Option<(usize, Arc<UserMemory>)>,
 }
 
-/// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that
-/// it does not ignore SIGTRAP.
+/// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `forcible` says that
+/// it ignores neither SIGTRAP nor SIGSEGV.
 ///
 /// Returns whether the thread was certainly detached. Where there is no executive, that is counted, and the program
 /// runs without.
 pub(crate) fn inject(
     mut tracee: Tracee,
-    (mask, trappable): (u64, bool),
+    (mask, forcible): (u64, bool),
     image: &Image,
     home: &Home<'_>,
     settings: &Settings,
 ) -> bool {
-    let result = prepare(&mut tracee, (mask, trappable), image, home, settings);
+    let result = prepare(&mut tracee, (mask, forcible), image, home, settings);
     let gone = result.is_err() && tracee.registers().is_err();
     let pid = tracee.pid();
     // Where the program was killed meanwhile, there is nothing to report.
@@ -126,7 +128,7 @@ pub(crate) fn inject(
 /// Returns which signals the process was sent meanwhile.
 fn prepare(
     tracee: &mut Tracee,
-    (mask, trappable): (u64, bool),
+    (mask, forcible): (u64, bool),
     image: &Image,
     home: &Home<'_>,
     settings: &Settings,
@@ -143,19 +145,27 @@ fn prepare(
         stack: None,
         covered: None,
         mask,
-        trappable,
+        forcible,
         late: [false; LATE.len()],
     };
-    // To the end of the execve, which would overwrite rax.
-    puppet.run_to_call().map_err(failed)?;
-    puppet.registers = puppet.tracee.registers().map_err(failed)?;
-    puppet.registers.orig_rax = u64::MAX;
     let maps = Maps::of_new(puppet.tracee.pid()).map_err(failed)?;
-    puppet.find_gadget(&maps).map_err(failed)?;
-    let arranged = arrange(&mut puppet, &maps, image, home, settings, Begin::Program);
-    if let Some((at, word)) = puppet.covered {
-        puppet.tracee.replace_word(at, word).map_err(failed)?;
-    }
+    let load = Load::new(puppet.tracee.pid(), image, settings).map_err(failed)?;
+    let arranged = match at_exec::begin(&mut puppet, &maps, &load, home, settings).map_err(failed)? {
+        at_exec::Outcome::Begun(placed, result) => {
+            begun(&mut puppet, &placed, precise(settings), home, result)
+        }
+        outcome => {
+            if matches!(outcome, at_exec::Outcome::Impossible) {
+                // To the end of the execve, which would overwrite rax.
+                puppet.run_to_call().map_err(failed)?;
+                puppet.registers = puppet.tracee.registers().map_err(failed)?;
+                puppet.registers.orig_rax = u64::MAX;
+            }
+            puppet.find_gadget(&maps).map_err(failed)?;
+            arrange(&mut puppet, &maps, &load, home, settings, Begin::Program).map(drop)
+        }
+    };
+    puppet.uncover().map_err(failed)?;
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
     arranged.map_err(failed)?;
     Ok(puppet.late)
@@ -217,125 +227,170 @@ impl<'a> Load<'a> {
     fn length(&self) -> u64 {
         self.image.length + (self.table.len() as u64).next_multiple_of(PAGE)
     }
+
+    /// Returns what the image has from its first byte on that is not shared, where it is to be at an address in a process.
+    fn placed(
+        &self,
+        base: u64,
+        puppet: &Puppet<'_>,
+        maps: &Maps,
+        home: &Home<'_>,
+        settings: &Settings,
+    ) -> Placed {
+        let image = self.image;
+        let config = usize::try_from(image.config).unwrap_or(0);
+        let ranges = maps.code.get(..maps.code.len().min(RANGES)).unwrap_or_default();
+        let end = config + offset_of!(Config, ranges) + size_of::<Range>() * ranges.len();
+        let (mut bytes, entries) = image.placed(base, end);
+        let mut put = |offset: usize, value: &[u8]| {
+            if let Some(place) = bytes
+                .get_mut(config + offset - image.shared_length()..)
+                .and_then(|rest| rest.get_mut(..value.len()))
+            {
+                place.copy_from_slice(value);
+            }
+        };
+        let code = base + image.code.start;
+        let code_length = image.code.end - image.code.start;
+        let action = offset_of!(Config, action);
+        let table = base + image.length;
+        let (handlers, handlers_length) = handlers_code(&self.table);
+        for (offset, value) in [
+            (offset_of!(Config, verdicts_segment), u64::try_from(home.segment.verdicts_id()).unwrap_or(0)),
+            (offset_of!(Config, image), base),
+            (offset_of!(Config, image_length), self.length()),
+            (offset_of!(Config, policy), if self.table.is_empty() { 0 } else { table }),
+            (offset_of!(Config, handlers), table + handlers),
+            (offset_of!(Config, handlers_length), handlers_length),
+            (offset_of!(Config, services), services(puppet.tracee.pid(), settings)),
+            (offset_of!(Config, poll_receive), settings.policy.services().poll_receive_nanoseconds()),
+            (offset_of!(Config, code), code),
+            (offset_of!(Config, code_length), code_length),
+            (action + offset_of!(Action, handler), entries.handler),
+            (action + offset_of!(Action, flags), ACTION_FLAGS),
+            (action + offset_of!(Action, restorer), entries.restorer),
+        ] {
+            put(offset, &value.to_le_bytes());
+        }
+        for (offset, flag) in [
+            (offset_of!(Config, logged), settings.policy.tells()),
+            (offset_of!(Config, counted), settings.counted),
+            (offset_of!(Config, thread_counters_enabled), may_read_fs()),
+            (offset_of!(Config, timed), settings.timed),
+            (offset_of!(Config, rewriting_disabled), !settings.patch),
+            (offset_of!(Config, sigsys_blocked), puppet.mask & SIGSYS_BIT != 0),
+        ] {
+            put(offset, &[u8::from(flag)]);
+        }
+        put(offset_of!(Config, user), &user_bytes(home.user));
+        put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes());
+        put(offset_of!(Config, protection_keys), &protection_keys().to_le_bytes());
+        for (index, range) in ranges.iter().enumerate() {
+            let at = offset_of!(Config, ranges) + index * size_of::<Range>();
+            let marks = settings.policy.marks(&self.program, range.file.as_bytes());
+            for (offset, value) in [
+                (offset_of!(Range, start), range.start),
+                (offset_of!(Range, end), range.end),
+                (offset_of!(Range, marks), marks),
+            ] {
+                put(at + offset, &value.to_le_bytes());
+            }
+        }
+        let copied = if settings.code.is_some() { Vec::new() } else { image.shared() };
+        let own = base + (image.shared_length() - copied.len()) as u64;
+        let user = base + image.config + offset_of!(Config, user) as u64;
+        Placed { base, own, user, copied, bytes, entries }
+    }
+}
+
+/// An image at its address in a process.
+struct Placed {
+    base: u64,
+    /// Where the bytes begin that are not shared.
+    own: u64,
+    /// Where it says whose memory it has.
+    user: u64,
+    /// [`Image::shared`], where these bytes are not.
+    copied: Vec<u8>,
+    /// What follows them.
+    bytes: Vec<u8>,
+    entries: Entries,
+}
+
+/// Returns an index among the users, as an image has it.
+fn user_bytes(index: usize) -> [u8; 4] {
+    u32::try_from(index).unwrap_or(u32::MAX).to_le_bytes()
 }
 
 fn arrange(
     puppet: &mut Puppet<'_>,
-    maps: &Maps,
-    image: &Image,
-    home: &Home<'_>,
-    settings: &Settings,
-    begin: Begin,
-) -> io::Result<Entries> {
-    let load = Load::new(puppet.tracee.pid(), image, settings)?;
-    let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
-    let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
-    let base = puppet.call(libc::SYS_mmap, [0, load.length(), protection, flags, u64::MAX, 0])?;
-    let result = furnish(puppet, base, maps, &load, home, settings, begin);
-    if result.is_err() {
-        puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
-    }
-    result
-}
-
-fn furnish(
-    puppet: &mut Puppet<'_>,
-    base: u64,
     maps: &Maps,
     load: &Load<'_>,
     home: &Home<'_>,
     settings: &Settings,
     begin: Begin,
 ) -> io::Result<Entries> {
-    let image = load.image;
-    let pid = puppet.tracee.pid();
-    let config = usize::try_from(image.config).unwrap_or(0);
-    let ranges = maps.code.get(..maps.code.len().min(RANGES)).unwrap_or_default();
-    let end = config + offset_of!(Config, ranges) + size_of::<Range>() * ranges.len();
-    let (mut bytes, entries) = image.placed(base, end);
-    let mut put = |offset: usize, value: &[u8]| {
-        if let Some(place) = bytes
-            .get_mut(config + offset - image.fixed().len()..)
-            .and_then(|rest| rest.get_mut(..value.len()))
-        {
-            place.copy_from_slice(value);
-        }
-    };
-    let code = base + image.code.start;
-    let code_length = image.code.end - image.code.start;
-    let action = offset_of!(Config, action);
-    let table = base + image.length;
-    let (handlers, handlers_length) = handlers_code(&load.table);
-    for (offset, value) in [
-        (offset_of!(Config, verdicts_segment), u64::try_from(home.segment.verdicts_id()).unwrap_or(0)),
-        (offset_of!(Config, image), base),
-        (offset_of!(Config, image_length), load.length()),
-        (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { table }),
-        (offset_of!(Config, handlers), table + handlers),
-        (offset_of!(Config, handlers_length), handlers_length),
-        (offset_of!(Config, services), services(pid, settings)),
-        (offset_of!(Config, poll_receive), settings.policy.services().poll_receive_nanoseconds()),
-        (offset_of!(Config, code), code),
-        (offset_of!(Config, code_length), code_length),
-        (action + offset_of!(Action, handler), entries.handler),
-        (action + offset_of!(Action, flags), ACTION_FLAGS),
-        (action + offset_of!(Action, restorer), entries.restorer),
-    ] {
-        put(offset, &value.to_le_bytes());
+    let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
+    let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
+    let base = puppet.call(libc::SYS_mmap, [0, load.length(), protection, flags, u64::MAX, 0])?;
+    let placed = load.placed(base, puppet, maps, home, settings);
+    let result = furnish(puppet, &placed, load, home, settings, begin);
+    if result.is_err() {
+        puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
     }
-    for (offset, flag) in [
-        (offset_of!(Config, logged), settings.policy.tells()),
-        (offset_of!(Config, counted), settings.counted),
-        (offset_of!(Config, thread_counters_enabled), may_read_fs()),
-        (offset_of!(Config, timed), settings.timed),
-        (offset_of!(Config, rewriting_disabled), !settings.patch),
-        (offset_of!(Config, sigsys_blocked), puppet.mask & SIGSYS_BIT != 0),
-    ] {
-        put(offset, &[u8::from(flag)]);
-    }
-    let user = |index: usize| u32::try_from(index).unwrap_or(u32::MAX).to_le_bytes();
-    put(offset_of!(Config, user), &user(home.user));
-    put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes());
-    put(offset_of!(Config, protection_keys), &protection_keys().to_le_bytes());
-    for (index, (start, end, file)) in ranges.iter().enumerate() {
-        let at = offset_of!(Config, ranges) + index * size_of::<Range>();
-        let marks = settings.policy.marks(&load.program, file.as_bytes());
-        for (offset, value) in [
-            (offset_of!(Range, start), *start),
-            (offset_of!(Range, end), *end),
-            (offset_of!(Range, marks), marks),
-        ] {
-            put(at + offset, &value.to_le_bytes());
-        }
-    }
-    let copied = if settings.code.is_some() { image.shareable() } else { 0 };
-    process_memory::write(
-        pid,
-        base + copied as u64,
-        [image.fixed().get(copied..).unwrap_or_default(), &bytes],
-    )?;
+    result.map(|()| placed.entries)
+}
+
+fn furnish(
+    puppet: &mut Puppet<'_>,
+    placed: &Placed,
+    load: &Load<'_>,
+    home: &Home<'_>,
+    settings: &Settings,
+    begin: Begin,
+) -> io::Result<()> {
+    let (image, base, pid) = (load.image, placed.base, puppet.tracee.pid());
+    process_memory::write(pid, placed.own, [&placed.copied, &placed.bytes])?;
     if !load.table.is_empty() {
-        process_memory::write(pid, table, [&load.table])?;
+        process_memory::write(pid, base + image.length, [&load.table])?;
     }
     if let Some(shared) = &settings.code {
-        let (id, flags) =
-            (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(shared_code::ATTACH).unwrap_or(0));
+        let (id, flags) = (shared.id(), u64::try_from(shared_code::REPLACE).unwrap_or(0));
         puppet.call(libc::SYS_shmat, [id, base, flags, 0, 0, 0])?;
     } else {
         let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
-        puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+        let code = &image.code;
+        puppet.call(libc::SYS_mprotect, [base + code.start, code.end - code.start, executable, 0, 0, 0])?;
     }
-    let precise = if settings.policy.services().sleep.is_some() { boot::PRECISE } else { 0 };
-    let (checked, options) = match begin {
-        Begin::Program => (0, precise),
-        Begin::Running => (1, precise | boot::RUNNING),
+    let (checked, mut options) = match begin {
+        Begin::Program => (0, 0),
+        Begin::Running => (1, boot::RUNNING),
     };
-    match puppet.run(entries.boot, [checked, options]) {
+    options |= precise(settings);
+    let result = puppet.run(placed.entries.boot, [checked, options]);
+    begun(puppet, placed, options, home, result)
+}
+
+/// Returns the option [`boot::PRECISE`], where that is asked for.
+fn precise(settings: &Settings) -> u64 {
+    if settings.policy.services().sleep.is_some() { boot::PRECISE } else { 0 }
+}
+
+/// Concludes what an image's beginning returned, which had these options.
+fn begun(
+    puppet: &mut Puppet<'_>,
+    placed: &Placed,
+    options: u64,
+    home: &Home<'_>,
+    result: io::Result<u64>,
+) -> io::Result<()> {
+    match result {
         // It acts as another user than the program that has executed it.
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            let pid = puppet.tracee.pid();
             let found = (home.user_of)(pid).ok_or(io::ErrorKind::PermissionDenied)?;
-            process_memory::write(pid, base + (config + offset_of!(Config, user)) as u64, [&user(found.0)])?;
-            puppet.run(entries.boot, [1, options])?;
+            process_memory::write(pid, placed.user, [&user_bytes(found.0)])?;
+            puppet.run(placed.entries.boot, [1, options])?;
             found.1.page().followed.fetch_add(1, Relaxed);
         }
         result => {
@@ -343,7 +398,7 @@ fn furnish(
             home.page.followed.fetch_add(1, Relaxed);
         }
     }
-    Ok(entries)
+    Ok(())
 }
 
 /// Returns which services are on in a process: numbers of users may change where nobody has said yet what they are in

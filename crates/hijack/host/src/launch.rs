@@ -128,8 +128,7 @@ impl Hijack {
     pub fn prepare() -> Result<Self> {
         check_this_process()?;
         let (segment, image) = (Arc::new(SharedSegment::new()?), Arc::new(Image::embedded()?));
-        let shared = image.fixed().get(..image.shareable()).unwrap_or_default();
-        let code = SharedCode::share(shared).map(Arc::new);
+        let code = SharedCode::share(&image).map(Arc::new);
         Ok(Self { segment, image, code, mounted: OnceLock::new() })
     }
 
@@ -372,12 +371,12 @@ impl Hijack {
             libc::prctl(PR_SET_PTRACER, u64::from(self.wait_for_supervisor()), 0, 0, 0);
             u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0)
         };
-        let ignored = ignores_trap();
+        let ignored = ignores_forced();
         let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
         let answer =
             request_slots::submit(&self.segment.first().page().requests, EXEC, thread, &Futex, |request| {
                 request.mask.store(mask, Relaxed);
-                request.ignores_trap.store(u32::from(ignored), Relaxed);
+                request.ignores_forced.store(u32::from(ignored), Relaxed);
                 request.nonce.store(nonce, Relaxed);
                 request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
             });
@@ -448,14 +447,13 @@ fn block_signals() -> u64 {
     before
 }
 
-/// Returns whether SIGTRAP is ignored here, and so will be in the program.
-fn ignores_trap() -> bool {
+/// Returns whether a signal is ignored here, and so will be in the program, that the kernel may force on it meanwhile.
+fn ignores_forced() -> bool {
     // SAFETY: zeros are a valid `sigaction`, into which the kernel writes.
-    unsafe {
+    [libc::SIGTRAP, libc::SIGSEGV].into_iter().any(|signal| unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGTRAP, ptr::null(), &raw mut action) == 0
-            && action.sa_sigaction == libc::SIG_IGN
-    }
+        libc::sigaction(signal, ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+    })
 }
 
 fn set_mask(mask: u64) {

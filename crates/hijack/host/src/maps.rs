@@ -15,11 +15,21 @@ use rustix::process::Pid;
 
 use crate::rewritten_pages;
 
+/// Code of a file, as it is mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CodeRange {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) file: String,
+}
+
 /// Mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Maps {
-    /// Code of files: start, end and file.
-    pub(crate) code: Vec<(u64, u64, String)>,
+    /// Code of files, in the order of addresses.
+    pub(crate) code: Vec<CodeRange>,
+    /// Of a program that has just been executed: the start of the mappings that the last of its code is among, without a gap.
+    pub(crate) last_begins: u64,
     /// The start of the vDSO.
     pub(crate) vdso: Option<u64>,
 }
@@ -61,27 +71,51 @@ impl Maps {
         let table = maps::Maps::of_process(process).map_err(|error| io::Error::from(error.errno))?;
         let mut found = Self::default();
         let mut name = [0; PATH_MAX];
-        let mut next = 0;
+        let (mut next, mut begins) = (0, 0);
         while let Some(entry) = table.query(next, Query::EXECUTABLE | Query::COVERING_OR_NEXT, &mut name)? {
-            found.add(&entry);
             next = entry.range.end;
+            let start = entry.range.start;
+            if found.add(&entry) {
+                begins = start;
+            }
         }
+        while let Some(below) = begins.checked_sub(1)
+            && let Some(entry) = table.query(below, Query::empty(), &mut name)?
+        {
+            begins = entry.range.start;
+        }
+        found.last_begins = begins as u64;
         Ok(found)
     }
 
     fn parsed(text: &[u8]) -> Self {
         let mut found = Self::default();
-        maps::entries(text).for_each(|entry| found.add(&entry));
+        let (mut begins, mut behind) = (0, 0);
+        for entry in maps::entries(text) {
+            if entry.range.start != behind {
+                begins = entry.range.start;
+            }
+            behind = entry.range.end;
+            if found.add(&entry) {
+                found.last_begins = begins as u64;
+            }
+        }
         found
     }
 
-    fn add(&mut self, entry: &Entry<'_>) {
-        if entry.access == Access::READ | Access::EXECUTE && entry.inode != 0 {
-            let name = String::from_utf8_lossy(entry.name).into_owned();
-            self.code.push((entry.range.start as u64, entry.range.end as u64, name));
+    /// Adds what is of interest, and returns whether that is code of a file.
+    fn add(&mut self, entry: &Entry<'_>) -> bool {
+        let is_code = entry.access == Access::READ | Access::EXECUTE && entry.inode != 0;
+        if is_code {
+            self.code.push(CodeRange {
+                start: entry.range.start as u64,
+                end: entry.range.end as u64,
+                file: String::from_utf8_lossy(entry.name).into_owned(),
+            });
         } else if entry.name == b"[vdso]" {
             self.vdso = Some(entry.range.start as u64);
         }
+        is_code
     }
 }
 
@@ -100,7 +134,8 @@ mod tests {
     fn code_is_distinguished_from_other_mappings() {
         let code = |line: &str| Maps::parsed(line.as_bytes()).code;
         let line = "7f12-7f34 r-xp 00001000 fe:00 1234                       /usr/bin/x y";
-        assert_eq!(code(line), [(0x7f12, 0x7f34, "/usr/bin/x y".to_owned())]);
+        let range = CodeRange { start: 0x7f12, end: 0x7f34, file: "/usr/bin/x y".to_owned() };
+        assert_eq!(code(line), [range]);
         assert_eq!(code("7f12-7f34 r--p 00001000 fe:00 1234                       /usr/bin/x"), []);
         assert_eq!(code("7f12-7f34 r-xp 00000000 00:00 0                          [vdso]"), []);
         assert_eq!(code("7f12-7f34 rwxp 00001000 fe:00 1234                       /usr/bin/x"), []);
@@ -156,8 +191,8 @@ mod tests {
         let found = || {
             let maps = Maps::of_running(std::process::id().cast_signed()).unwrap();
             let own = file.path().to_str().unwrap();
-            let ranges = maps.code.iter().filter(|(.., name)| name == own);
-            ranges.map(|(start, end, _)| (*start, *end)).collect::<Vec<_>>()
+            let ranges = maps.code.iter().filter(|range| range.file == own);
+            ranges.map(|range| (range.start, range.end)).collect::<Vec<_>>()
         };
         let range = |first: usize, behind: usize| {
             let at = start.addr() as u64;

@@ -9,14 +9,19 @@ use std::env;
 use std::ffi::c_int;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::slice;
+
+use crate::image::Image;
 
 /// Set to `copied`, has each program get a copy of its own, as on a kernel that does not let segments be executed.
 const VARIABLE: &str = "ORRERY_EXECUTIVE";
 /// Read and execute, for all.
 const MODE: u16 = 0o555;
 const SHM_EXEC: c_int = 0o100_000;
-/// How tracees attach it, in place of what is mapped there.
-pub(crate) const ATTACH: c_int = libc::SHM_REMAP | SHM_EXEC | libc::SHM_RDONLY;
+/// How tracees attach it where nothing is mapped.
+pub(crate) const ATTACH: c_int = SHM_EXEC | libc::SHM_RDONLY;
+/// How they attach it in place of what is mapped there.
+pub(crate) const REPLACE: c_int = libc::SHM_REMAP | ATTACH;
 
 /// SharedCode in a segment, which is freed when nobody is attached any more.
 #[derive(Debug)]
@@ -31,23 +36,26 @@ unsafe impl Send for SharedCode {}
 unsafe impl Sync for SharedCode {}
 
 impl SharedCode {
-    /// Shares whole pages of code. `None` where this kernel or user does not allow that: they are copied then.
-    pub(crate) fn share(pages: &[u8]) -> Option<Self> {
+    /// Shares the code of an image. `None` where this kernel or user does not allow that: it is copied then.
+    pub(crate) fn share(image: &Image) -> Option<Self> {
         if env::var_os(VARIABLE).is_some_and(|value| value == "copied") {
             return None;
         }
-        Self::try_share(pages).ok()
+        Self::try_share(image.shared_length(), |pages| image.copy_shared(pages)).ok()
     }
 
-    fn try_share(pages: &[u8]) -> io::Result<Self> {
-        // SAFETY: the segment is new, as long as what is copied there, and marked for removal as soon as it is attached for good.
+    /// Shares so many bytes, in whole pages, which a function fills that are zero.
+    fn try_share(length: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<Self> {
+        // SAFETY: the segment is new, as long as the slice, and marked for removal as soon as it is attached for good.
         unsafe {
-            let id = libc::shmget(libc::IPC_PRIVATE, pages.len(), libc::IPC_CREAT | 0o700);
+            let id = libc::shmget(libc::IPC_PRIVATE, length, libc::IPC_CREAT | 0o700);
             if id < 0 {
                 return Err(io::Error::last_os_error());
             }
             let code = attach(id, 0).and_then(|written| {
-                ptr::copy_nonoverlapping(pages.as_ptr(), written.as_ptr(), pages.len());
+                // All of them at once; where the kernel cannot, each at its first use.
+                libc::madvise(written.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE);
+                fill(slice::from_raw_parts_mut(written.as_ptr(), length));
                 libc::shmdt(written.as_ptr().cast());
                 let mut status: libc::shmid_ds = std::mem::zeroed();
                 libc::shmctl(id, libc::IPC_STAT, &raw mut status);
@@ -55,16 +63,16 @@ impl SharedCode {
                 if libc::shmctl(id, libc::IPC_SET, &raw mut status) != 0 {
                     return Err(io::Error::last_os_error());
                 }
-                Ok(Self { id, at: attach(id, SHM_EXEC | libc::SHM_RDONLY)? })
+                Ok(Self { id, at: attach(id, ATTACH)? })
             });
             libc::shmctl(id, libc::IPC_RMID, ptr::null_mut());
             code
         }
     }
 
-    /// The segment's number.
-    pub(crate) fn id(&self) -> c_int {
-        self.id
+    /// Returns the segment's number, as an argument of shmat(2).
+    pub(crate) fn id(&self) -> u64 {
+        u64::try_from(self.id).unwrap_or(0)
     }
 }
 
@@ -93,9 +101,8 @@ mod tests {
     #[test]
     fn shared_code_is_executed_and_not_written_to() {
         // mov $7,%eax; ret
-        let mut page = vec![0_u8; 4096];
-        page[..6].copy_from_slice(&[0xb8, 7, 0, 0, 0, 0xc3]);
-        let code = SharedCode::try_share(&page).unwrap();
+        let fill = |page: &mut [u8]| page[..6].copy_from_slice(&[0xb8, 7, 0, 0, 0, 0xc3]);
+        let code = SharedCode::try_share(4096, fill).unwrap();
         // SAFETY: that is a function.
         let function: extern "C" fn() -> i32 = unsafe { std::mem::transmute(code.at) };
         assert_eq!(function(), 7);
@@ -106,14 +113,14 @@ mod tests {
         // SAFETY: asks, and looks at what is returned. A process with CAP_IPC_OWNER may do anything.
         let status = unsafe {
             let mut status: libc::shmid_ds = std::mem::zeroed();
-            assert_eq!(libc::shmctl(code.id(), libc::IPC_STAT, &raw mut status), 0);
+            assert_eq!(libc::shmctl(code.id, libc::IPC_STAT, &raw mut status), 0);
             status
         };
         assert_eq!(status.shm_perm.mode & 0o777, MODE);
-        let id = code.id();
+        let id = code.id;
         drop(code);
         // SAFETY: the structure was filled by the kernel, and is as large as it wants.
-        let gone = unsafe { libc::shmat(id, ptr::null(), SHM_EXEC | libc::SHM_RDONLY) };
+        let gone = unsafe { libc::shmat(id, ptr::null(), ATTACH) };
         assert_eq!(gone.addr(), usize::MAX, "it is gone with the last who had it");
     }
 }

@@ -300,7 +300,7 @@ impl UserService {
             Some((user, Arc::clone(segment.users().get(user)?)))
         };
         let home = Home { segment, user: self.user, page: self.memory.page(), user_of: &user_of };
-        inject(tracee, (asked.mask, asked.trappable), image, &home, settings)
+        inject(tracee, (asked.mask, asked.forcible), image, &home, settings)
     }
 
     /// Returns which of the users a thread is.
@@ -362,7 +362,7 @@ impl Work for UserService {
 struct Asked {
     thread: u32,
     mask: u64,
-    trappable: bool,
+    forcible: bool,
     nonce: u64,
     nonce_address: u64,
 }
@@ -372,7 +372,7 @@ impl Asked {
         Self {
             thread,
             mask: request.mask.load(Relaxed),
-            trappable: request.ignores_trap.load(Relaxed) == 0,
+            forcible: request.ignores_forced.load(Relaxed) == 0,
             nonce: request.nonce.load(Relaxed),
             nonce_address: request.nonce_address.load(Relaxed),
         }

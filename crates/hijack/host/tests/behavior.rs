@@ -151,25 +151,19 @@ fn ordinary_programs_are_the_same() {
     assert_same(&["ls", "/nonexistent"]);
     assert_same(&["sh", "-c", "kill -TERM $$"]);
     assert_same(&["sh", "-c", "exit 77"]);
-    // What is ignored stays so, SIGTRAP too, by which the supervisor stops programs that it meets.
-    let ignored = "trap '' TRAP USR1; grep SigIgn /proc/self/status; sh -c 'grep SigIgn /proc/self/status; kill -TRAP $$; echo here'";
-    assert_same(&["sh", "-c", ignored]);
-    let first = [
-        "-c",
-        "trap '' TRAP; exec \"$@\"",
-        "sh",
-        *ORRERY,
-        "run",
-        "--",
-        "grep",
-        "SigIgn",
-        "/proc/self/status",
-    ];
-    let first = Command::new("sh").args(first).output().unwrap();
-    assert_eq!(
-        seen(&first),
-        seen(&without(&["sh", "-c", "trap '' TRAP; grep SigIgn /proc/self/status"]).output().unwrap())
-    );
+    // What is ignored stays so, and what the kernel forces on programs that the supervisor meets, too.
+    for forced in ["TRAP", "SEGV"] {
+        let ignored = format!(
+            "trap '' {forced} USR1; grep SigIgn /proc/self/status; sh -c 'grep SigIgn /proc/self/status; kill -{forced} $$; echo here'"
+        );
+        assert_same(&["sh", "-c", &ignored]);
+        let ignoring = format!("trap '' {forced}; exec \"$@\"");
+        let status = ["grep", "SigIgn", "/proc/self/status"];
+        let first = ["-c", &ignoring, "sh", *ORRERY, "run", "--"];
+        let first = Command::new("sh").args(first).args(status).output().unwrap();
+        let plain = Command::new("sh").args(["-c", &ignoring, "sh"]).args(status).output().unwrap();
+        assert_eq!(seen(&first), seen(&plain));
+    }
     assert_same(&["sh", "-c", "seq 5000 | sort -rn | head -3; ls /proc/self/fd | wc -l"]);
 }
 

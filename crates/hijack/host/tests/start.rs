@@ -60,6 +60,88 @@ fn tracees_share_the_executives_code_or_have_copies() {
     }
 }
 
+/// The supervisor puts a word over a program's first instruction for a moment.
+#[test]
+fn the_interpreters_code_is_that_of_its_file() {
+    if facility::is_missing() {
+        return;
+    }
+    let output =
+        Command::new(*ORRERY).args(["run", "--no-patch", "--", "cat", "/proc/self/smaps"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let own: Vec<_> = said
+        .split("VmFlags:")
+        .filter(|mapping| mapping.lines().any(|line| line.contains(" r-xp ") && line.contains("/ld-")))
+        .flat_map(str::lines)
+        .filter(|line| line.starts_with("Anonymous:"))
+        .collect();
+    assert_eq!(own.len(), 1, "{said}");
+    assert_eq!(own[0].split_ascii_whitespace().nth(1), Some("0"), "{said}");
+}
+
+/// Returns the start of the executive's image in a table of mappings.
+fn image(maps: &str) -> u64 {
+    let code = maps.lines().find(|line| line.contains(" r-xs ") && line.contains("/SYSV")).unwrap();
+    let segment = code.split_ascii_whitespace().nth(4).unwrap();
+    let first = maps.lines().find(|line| line.split_ascii_whitespace().nth(4) == Some(segment)).unwrap();
+    u64::from_str_radix(first.split_once('-').unwrap().0, 16).unwrap()
+}
+
+/// A program's own memory may lie where the image would be: in the place of its code, or of its data.
+#[test]
+fn programs_that_lie_in_the_executives_place_have_it_elsewhere() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let build = |name: &str, flags: &[String]| {
+        let (source, program) = (directory.path().join("far.c"), directory.path().join(name));
+        fs::write(
+            &source,
+            r#"#include <stdio.h>
+            __attribute__((section(".far"))) int far = 7;
+            int main(void) {
+                char line[4096];
+                FILE *maps = fopen("/proc/self/maps", "r");
+                printf("%d\n", far);
+                while (fgets(line, sizeof line, maps)) fputs(line, stdout);
+            }"#,
+        )
+        .unwrap();
+        let built = Command::new("cc")
+            .args(["-no-pie", "-mcmodel=large"])
+            .args(flags)
+            .arg("-o")
+            .args([&program, &source])
+            .status();
+        assert!(built.unwrap().success());
+        program
+    };
+    // Nothing is where it is by chance.
+    let run = |program: &std::path::Path| {
+        let mut command = Command::new("setarch");
+        let report = directory.path().join("report");
+        command.arg("-R").arg(*ORRERY).args(["trace", "-c", "--json", "--output"]).arg(&report);
+        let output = command.arg("--").arg(program).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+        assert_eq!(
+            (report["programs"].as_u64(), &report["unfollowed"]),
+            (Some(1), &serde_json::json!([])),
+            "{output:?}"
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = run(&build("near", &[]));
+    let place = image(&said);
+    for (name, offset) in [("code", 0x8000), ("data", 0x8_0000)] {
+        let far = place + offset;
+        let said = run(&build(name, &[format!("-Wl,--section-start=.far={far:#x}")]));
+        assert!(said.starts_with("7\n") && said.contains(&format!("{far:x}-")), "{said}");
+        assert_ne!(image(&said), place, "{said}");
+    }
+}
+
 #[test]
 fn many_programs_start_at_once() {
     if facility::is_missing() {

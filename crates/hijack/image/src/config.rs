@@ -135,6 +135,45 @@ pub mod boot {
     pub const SIGSYS_IS_PENDING: u64 = 2;
 }
 
+/// What a thread finds on its stack that has attached the image's code, and begins with `orrery_load`: `bytes` for the image's data follow,
+/// and then those of the policy's table.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Loading {
+    /// Where the image's data is to be, behind its code.
+    pub data: u64,
+    /// How long that is with all that follows, in whole pages.
+    pub data_length: u64,
+    /// How many bytes it begins with; the others are zero.
+    pub bytes: u64,
+    /// Where the policy's table is to be, in the same memory.
+    pub table: u64,
+    /// How many bytes it has.
+    pub table_bytes: u64,
+    /// The page that is to be as it is in its file.
+    pub page: u64,
+    /// The first argument of `boot`.
+    pub checked: u64,
+    /// Its second argument: a set of [`boot`].
+    pub options: u64,
+    /// Its third argument: the stack pointer that the program has.
+    pub stack: u64,
+}
+
+impl Loading {
+    /// Returns its fields, in the order in which they are in memory.
+    #[must_use]
+    pub fn words(&self) -> [u64; 9] {
+        let Self { data, data_length, bytes, table, table_bytes, page, checked, options, stack } = *self;
+        [data, data_length, bytes, table, table_bytes, page, checked, options, stack]
+    }
+}
+
+const _: () = assert!(size_of::<Loading>() == 9 * 8);
+
+/// The error where the image's data cannot be made, and its code is attached alone: `ENOEXEC`, which its beginning returns for nothing else.
+pub const NOT_LOADED: i32 = 8;
+
 /// `SA_SIGINFO`.
 pub const SA_SIGINFO: u64 = 4;
 /// `SA_RESTORER`.

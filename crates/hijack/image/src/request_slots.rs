@@ -61,8 +61,8 @@ pub struct Request {
     /// [`YES`], or zero, or for [`USER`] one more than an index among the users, or for [`EXEC`] one more than an
     /// [`Unfollowed`](crate::shared_page::Unfollowed).
     pub answer: AtomicU32,
-    /// For [`EXEC`]: not zero where SIGTRAP is ignored, and is to be in the new program.
-    pub ignores_trap: AtomicU32,
+    /// For [`EXEC`]: not zero where SIGTRAP or SIGSEGV is ignored, and is to be in the new program.
+    pub ignores_forced: AtomicU32,
     /// For [`EXEC`]: the signal mask that the new program is to start with.
     pub mask: AtomicU64,
     /// For [`EXEC`] and [`USER`]: where in the asking process the same `nonce` can be read. Shows that a process number

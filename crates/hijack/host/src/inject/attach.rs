@@ -16,7 +16,7 @@ use orrery_hijack_image::config::boot;
 
 use super::halt::{Halted, Refusal, halt, look_at};
 use super::puppet::Puppet;
-use super::{Begin, Home, LONG_MODE, SIGSYS_BIT, Settings, arrange};
+use super::{Begin, Home, LONG_MODE, Load, SIGSYS_BIT, Settings, arrange};
 use crate::image::Image;
 use crate::maps::Maps;
 
@@ -69,9 +69,7 @@ fn begin(
     let mut puppet = first.puppet()?;
     puppet.find_gadget(&maps)?;
     let arranged = furnish(&mut puppet, others, &maps, image, home, settings);
-    if let Some((at, word)) = puppet.covered {
-        puppet.tracee.replace_word(at, word)?;
-    }
+    puppet.uncover()?;
     first.late = puppet.late;
     arranged
 }
@@ -85,7 +83,14 @@ fn furnish(
     settings: &Settings,
 ) -> Result<(), Refusal> {
     let stack = make_stack(puppet)?;
-    let arranged = arrange(puppet, maps, image, home, settings, Begin::Running);
+    let arranged = arrange(
+        puppet,
+        maps,
+        &Load::new(puppet.tracee.pid(), image, settings)?,
+        home,
+        settings,
+        Begin::Running,
+    );
     if let Ok(entries) = &arranged {
         for other in others {
             let blocked = if other.mask & SIGSYS_BIT == 0 { 0 } else { boot::SIGSYS_BLOCKED };

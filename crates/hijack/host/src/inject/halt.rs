@@ -249,7 +249,7 @@ impl Halted {
             stack: None,
             covered: None,
             mask: self.mask,
-            trappable: false,
+            forcible: false,
             late: [false; LATE.len()],
         })
     }

@@ -15,7 +15,7 @@ const MOST_STOPS: usize = 1000;
 /// Where the vDSO's `syscall` is looked for.
 const VDSO_BYTES: usize = 4096;
 /// What a function may use below a stack pointer that it was not called with.
-const BELOW: u64 = 256;
+pub(super) const BELOW: u64 = 256;
 /// Signals that may arrive: what cannot be blocked, what is not any more once the kernel has forced it, and what functions end with.
 pub(super) const LATE: [libc::c_int; 3] = [libc::SIGTRAP, libc::SIGSTOP, libc::SIGSYS];
 
@@ -30,8 +30,8 @@ pub(super) struct Puppet<'a> {
     pub(super) covered: Option<(u64, u64)>,
     /// The mask that the program is to begin with.
     pub(super) mask: u64,
-    /// It may be stopped by SIGTRAP.
-    pub(super) trappable: bool,
+    /// The kernel may force a SIGTRAP or a SIGSEGV on it: it ignores neither.
+    pub(super) forcible: bool,
     /// Signals that it was sent meanwhile, and is to have afterwards: those of [`LATE`].
     pub(super) late: [bool; LATE.len()],
 }
@@ -84,7 +84,7 @@ impl Puppet<'_> {
         registers.orig_rax = u64::MAX;
         registers.rip = self.gadget;
         self.tracee.set_registers(&registers)?;
-        if self.trappable {
+        if self.forcible {
             self.step_over_call()?;
         } else {
             self.run_to_call()?;
@@ -105,6 +105,11 @@ impl Puppet<'_> {
         registers.rsp = self.stack.unwrap_or_else(|| registers.rsp.wrapping_sub(BELOW)) & !15;
         registers.orig_rax = u64::MAX;
         self.tracee.set_registers(&registers)?;
+        self.run_to_end()
+    }
+
+    /// Lets it run until the function ends that it is in.
+    pub(super) fn run_to_end(&mut self) -> io::Result<u64> {
         for _ in 0..MOST_STOPS {
             self.tracee.resume(0);
             match self.tracee.wait_over_exec() {
@@ -134,6 +139,12 @@ impl Puppet<'_> {
         const UD2: [u8; 2] = [0x0f, 0x0b];
         let mut next = [0; UD2.len()];
         process_memory::read(self.tracee.pid(), registers.rip, &mut next).is_ok() && next == UD2
+    }
+
+    /// Puts back what was covered.
+    pub(super) fn uncover(&mut self) -> io::Result<()> {
+        let Some((at, word)) = self.covered.take() else { return Ok(()) };
+        self.tracee.replace_word(at, word).map(drop)
     }
 
     /// Finds a `syscall` instruction: the vDSO's, or one that is over the program's first instruction meanwhile.

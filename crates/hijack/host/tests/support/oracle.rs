@@ -29,9 +29,10 @@ const SYS_MSEAL: i64 = 462;
 pub(crate) const LOST: &str = "some of what the kernel saw";
 
 /// What a supervisor has a new program do.
-const PREPARING: [i64; 11] = [
+const PREPARING: [i64; 12] = [
     libc::SYS_mmap,
     libc::SYS_munmap,
+    libc::SYS_madvise,
     libc::SYS_mprotect,
     libc::SYS_shmat,
     libc::SYS_getresuid,

@@ -4,21 +4,22 @@ use core::arch::asm;
 use core::panic::PanicInfo;
 
 use crate::executive::abi::syscall::call;
-use crate::executive::abi::trampoline::{orrery_boot, orrery_restorer, orrery_sigsys};
+use crate::executive::abi::trampoline::{orrery_boot, orrery_load, orrery_restorer, orrery_sigsys};
 use crate::nr;
 
-/// The functions that the kernel calls, and the one that the supervisor has run first.
+/// The functions that the kernel calls, and those that the supervisor has run first.
 #[repr(C)]
 pub(crate) struct Entries {
     handler: unsafe extern "C" fn(),
     restorer: unsafe extern "C" fn() -> !,
     boot: unsafe extern "C" fn(u64, u64, u64) -> !,
+    load: unsafe extern "C" fn() -> !,
 }
 
 /// Read by the supervisor.
 #[unsafe(no_mangle)]
 pub(crate) static ORRERY_ENTRIES: Entries =
-    Entries { handler: orrery_sigsys, restorer: orrery_restorer, boot: orrery_boot };
+    Entries { handler: orrery_sigsys, restorer: orrery_restorer, boot: orrery_boot, load: orrery_load };
 
 const ABORTED: u64 = 134;
 

@@ -18,6 +18,8 @@ pub(crate) static RETURN_ADDRESSES: [AtomicU64; TRAMPOLINES] = [const { AtomicU6
 unsafe extern "C" {
     /// Runs `process::boot::boot`, and sends SIGSYS to itself, with what that returned in rbx.
     pub(crate) fn orrery_boot(checked: u64, precise: u64, stack: u64) -> !;
+    /// Makes the image's data where its code alone is attached, from a `config::Loading` at rbx, and goes on to `orrery_boot`.
+    pub(crate) fn orrery_load() -> !;
     /// Handles SIGSYS: `dispatch::sigsys::on_sigsys`, with a frame of its own around that.
     pub(crate) fn orrery_sigsys();
     /// Returns from a signal handler.

@@ -10,8 +10,9 @@ use crate::executive::abi::pool::{Item, Pool};
 use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::syscall::ENOMEM;
 
-/// Who has a slot: a thread, whichever.
-const TAKER: u32 = 1;
+/// Who has a slot: a thread, whose child does not run yet, or is not to be known. No thread has this number; a child that runs is the
+/// taker itself, since the takers of all slots are together, and looked at without a fault for each slot.
+const PARENT: u32 = u32::MAX;
 /// A frame with AMX state has some 11 KiB.
 const FRAME: usize = 12 << 10;
 const STACK: usize = 8128;
@@ -51,8 +52,6 @@ pub(crate) struct Vfork {
     pub(crate) sigsys_blocked: bool,
     /// What the child wants done with SIGSYS, which is its own from the call on.
     pub(crate) sigsys_action: Action,
-    /// The child's thread ID; zero before it runs, and where nothing is called that the program did not call.
-    child: AtomicU32,
 }
 
 // SAFETY: integers, and a pointer that nobody follows before it was set.
@@ -74,7 +73,6 @@ unsafe impl Item for Slot {
                 restorer: AtomicU64::new(0),
                 mask: AtomicU64::new(0),
             },
-            child: AtomicU32::new(0),
         },
         stack: [0; STACK],
     };
@@ -90,8 +88,8 @@ static CHILDREN: AtomicU32 = AtomicU32::new(0);
 /// The slot is one of those that [`take`] gave, and this thread's, or its parent's, which waits.
 pub(crate) unsafe fn begin_child(slot: *mut Slot, thread: u32) {
     CHILDREN.fetch_add(1, Relaxed);
-    // SAFETY: the slot is valid (# Safety), and this field of it is atomic.
-    unsafe { (*call(slot)).child.store(thread, Release) };
+    // SAFETY: the slot was taken (# Safety), so its taker is in the pool, which stays mapped.
+    unsafe { (*(*slot).taker).store(thread, Release) };
 }
 
 /// Notes that the child of this slot does not share the memory any more.
@@ -99,8 +97,8 @@ pub(crate) unsafe fn begin_child(slot: *mut Slot, thread: u32) {
 /// # Safety
 /// The slot is one of those that [`take`] gave, and this thread's, or its parent's, which waits.
 pub(crate) unsafe fn end_child(slot: *mut Slot) {
-    // SAFETY: the slot is valid (# Safety), and this field of it is atomic.
-    if unsafe { (*call(slot)).child.swap(0, Relaxed) } != 0 {
+    // SAFETY: the slot was taken (# Safety), so its taker is in the pool, which stays mapped.
+    if unsafe { (*(*slot).taker).swap(PARENT, Relaxed) } != PARENT {
         CHILDREN.fetch_sub(1, Relaxed);
     }
 }
@@ -111,11 +109,9 @@ pub(crate) fn action_of_child(own_id: impl Fn() -> u32) -> Option<&'static Actio
         return None;
     }
     let thread = own_id();
-    SLOTS.all().find_map(|slot| {
-        // SAFETY: slots stay, and these fields of them are atomics.
-        let (child, action) = unsafe { (&(*call(slot.item)).child, &(*call(slot.item)).sigsys_action) };
-        (child.load(Acquire) == thread).then_some(action)
-    })
+    let slot = SLOTS.all().find(|slot| slot.taker.load(Acquire) == thread)?;
+    // SAFETY: slots stay, and this field of them consists of atomics.
+    Some(unsafe { &(*call(slot.item)).sigsys_action })
 }
 
 /// Returns whether some of a range is a block of slots that was mapped.
@@ -126,10 +122,6 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
 /// Frees all slots, in a forked child: the threads that took them are not in it.
 pub(crate) fn free_in_child() {
     CHILDREN.store(0, Relaxed);
-    for slot in SLOTS.all() {
-        // SAFETY: slots stay, and this field of them is atomic.
-        unsafe { (*call(slot.item)).child.store(0, Relaxed) };
-    }
     SLOTS.free_in_child();
 }
 
@@ -157,7 +149,7 @@ pub(crate) fn take(context: &Context) -> Result<*mut Slot, i64> {
     };
     let length = end.checked_sub(home).filter(|length| *length <= FRAME as u64).ok_or(-ENOMEM)?;
     let taken = loop {
-        if let Some(taken) = SLOTS.take(TAKER) {
+        if let Some(taken) = SLOTS.take(PARENT) {
             break taken;
         }
         SLOTS.grow()?;

@@ -6,7 +6,7 @@
 use core::arch::global_asm;
 
 use super::{sigsys, stub_calls};
-use crate::config::Config;
+use crate::config::{Config, Loading, NOT_LOADED};
 use crate::executive::abi::signal_frame::{Context, Progress, Registers};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::thread_counters;
@@ -92,6 +92,17 @@ global_asm!(
     done_pushed = const number::DONE_PUSHED,
     stub_filter = sym stub_calls::stub_filter,
     boot = sym boot::boot,
+    data = const core::mem::offset_of!(Loading, data),
+    data_length = const core::mem::offset_of!(Loading, data_length),
+    bytes = const core::mem::offset_of!(Loading, bytes),
+    table = const core::mem::offset_of!(Loading, table),
+    table_bytes = const core::mem::offset_of!(Loading, table_bytes),
+    page = const core::mem::offset_of!(Loading, page),
+    boot_checked = const core::mem::offset_of!(Loading, checked),
+    boot_options = const core::mem::offset_of!(Loading, options),
+    boot_stack = const core::mem::offset_of!(Loading, stack),
+    loading = const size_of::<Loading>(),
+    not_loaded = const NOT_LOADED,
 );
 
 /// Rows are found by shifting.

@@ -31,6 +31,7 @@ const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2010;
 const PR_SET_PTRACER: u64 = 0x5961_6d61;
 const SIGTRAP: u64 = 5;
+const SIGSEGV: u64 = 11;
 const SIG_IGN: u64 = 1;
 const SI_QUEUE: u32 = -1_i32 as u32;
 
@@ -111,13 +112,15 @@ fn gains_privileges(mode: u32, number: u64, path: u64) -> bool {
     number == nr::execve && unsafe { call(nr::getxattr, [path, name.as_ptr().addr() as u64, 0, 0, 0, 0]) } > 0
 }
 
-/// Returns whether the new program will ignore SIGTRAP, as this one does.
-fn ignores_trap() -> bool {
-    // `struct sigaction` of the kernel, in words: the handler comes first.
-    let mut action = [0_u64; 4];
-    // SAFETY: the kernel writes a `struct sigaction` of four words.
-    unsafe { call(nr::rt_sigaction, [SIGTRAP, 0, address_mut(&mut action), SET_BYTES, 0, 0]) };
-    action[0] == SIG_IGN
+/// Returns whether the new program will ignore a signal that the kernel may force on it meanwhile, as this one does.
+fn ignores_forced() -> bool {
+    [SIGTRAP, SIGSEGV].into_iter().any(|signal| {
+        // `struct sigaction` of the kernel, in words: the handler comes first.
+        let mut action = [0_u64; 4];
+        // SAFETY: the kernel writes a `struct sigaction` of four words.
+        unsafe { call(nr::rt_sigaction, [signal, 0, address_mut(&mut action), SET_BYTES, 0, 0]) };
+        action[0] == SIG_IGN
+    })
 }
 
 /// Has the supervisor trace this thread.
@@ -128,10 +131,10 @@ fn request_tracing(mask: u64) -> Option<u32> {
         let supervisor = u64::from(shared_page().supervisor.load(Relaxed));
         call(nr::prctl, [PR_SET_PTRACER, supervisor, 0, 0, 0, 0]);
     }
-    let ignored = ignores_trap();
+    let ignored = ignores_forced();
     let answer = request(EXEC, |request| {
         request.mask.store(mask, Relaxed);
-        request.ignores_trap.store(u32::from(ignored), Relaxed);
+        request.ignores_forced.store(u32::from(ignored), Relaxed);
         request.nonce.store(nonce, Relaxed);
         request.nonce_address.store(address(&nonce), Relaxed);
     });
