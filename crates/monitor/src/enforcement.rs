@@ -173,9 +173,13 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
         reasons.push("which descriptors lead out of the view only the monitor knows".to_owned());
     }
     let unreadable = |path: &&std::path::PathBuf| {
-        let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let real = match path.canonicalize() {
+            Ok(real) => real,
+            Err(_) if path.exists() => path.to_path_buf(),
+            Err(_) => return false,
+        };
         let name = std::os::unix::ffi::OsStrExt::as_bytes(real.as_os_str());
-        path.exists() && !policy.rights(name).contains(Rights::READ)
+        !policy.rights(name).contains(Rights::READ)
     };
     if let Some(path) = landlock::executables(policy).iter().find(unreadable) {
         let shown = path.display();

@@ -164,12 +164,12 @@ impl Executables {
     fn of(paths: &[PathBuf]) -> Self {
         let (mut files, mut directories) = (HashSet::new(), Vec::new());
         for path in paths {
-            match (fs::metadata(path), path.canonicalize()) {
-                (Ok(known), Ok(real)) if known.is_dir() => directories.push(real),
-                (Ok(known), _) => {
+            match fs::metadata(path) {
+                Ok(known) if known.is_dir() => directories.extend(path.canonicalize()),
+                Ok(known) => {
                     files.insert((known.dev(), known.ino()));
                 }
-                _ => (),
+                Err(_) => (),
             }
         }
         Self::Only { files, directories }
