@@ -13,7 +13,7 @@ use crate::arch::Crossing;
 use crate::control;
 use crate::error::{Error, Leftover, Result};
 use crate::run_state::Ending;
-use crate::undo::attributes::{Attributes, Files, Status};
+use crate::undo::attributes::{self, Attributes, Files, Status};
 use crate::undo::children::{Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
 use crate::undo::pending::Pending;
@@ -50,9 +50,12 @@ impl ProcessState {
     pub(super) fn capture(&mut self, mask: Mask, sources: &mut Sources) -> Result<()> {
         self.mask = mask;
         self.pending.capture();
-        self.signals.capture();
+        let Sources { keepers, files, known, .. } = sources;
+        let status = files.status();
+        self.signals = Signals::now(known.signals.as_ref(), Shown::of(&status));
+        known.signals = Some(self.signals);
         self.timers.capture(sources.timers.as_ref())?;
-        self.attributes.capture(&mut sources.keepers, &sources.files)?;
+        self.attributes.capture(keepers, files, &mut known.limits, &status)?;
         self.descriptors.capture(&mut sources.keepers, self.attributes.directory())
     }
 
@@ -63,6 +66,18 @@ impl ProcessState {
     }
 }
 
+/// What was captured last, for any state. What is seen to be the same is not asked about again.
+#[derive(Debug)]
+pub(super) struct Known {
+    signals: Option<Signals>,
+    limits: attributes::Limits,
+}
+
+impl Known {
+    /// Nothing was captured yet.
+    pub(super) const NONE: Self = Self { signals: None, limits: attributes::Limits::UNKNOWN };
+}
+
 /// Where the state is found; one for all states.
 #[derive(Debug)]
 pub(super) struct Sources {
@@ -70,6 +85,7 @@ pub(super) struct Sources {
     pub(super) nursery: Nursery,
     pub(super) timers: Option<PosixTimers>,
     pub(super) files: Files,
+    pub(super) known: Known,
     /// What the kernel showed of the thread in the last restore, when nobody else could change it any more.
     pub(super) status: Status,
 }
@@ -131,7 +147,7 @@ impl Inner {
             control::install()?;
         }
         if self.repeats {
-            self.running_signals.capture();
+            self.running_signals = Signals::now(None, None);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use orrery_memory::HeapVec;
 use orrery_memory::space::{Config, Space};
 use orrery_sys::timers::{self, PosixTimers};
 
-use super::owner::{Inner, ProcessState, Sources};
+use super::owner::{Inner, Known, ProcessState, Sources};
 use super::{ALTERNATE_STACK, CLAIM, ENGINE, Engine, Limits, STACK, arena, begin_run, current, end_run};
 use crate::arch::{self, Crossing};
 use crate::error::{Error, Result};
@@ -104,6 +104,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
                 nursery: Nursery::new(children, thread),
                 timers: PosixTimers::open().ok(),
                 files: Files::open(thread),
+                known: Known::NONE,
                 status: Status::UNKNOWN,
             },
             process: ProcessState::new(arena),

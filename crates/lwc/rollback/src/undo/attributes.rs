@@ -43,6 +43,33 @@ impl Files {
 /// The soft and the hard limit.
 type Limit = [u64; 2];
 
+/// All limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    each: [Limit; LIMITS],
+    /// What the kernel says of all at once, in full: while it says the same, they are the same.
+    shown: Contents<2048>,
+}
+
+impl Limits {
+    /// None that was asked about.
+    pub(crate) const UNKNOWN: Self = Self { each: [[0; 2]; LIMITS], shown: Contents::UNKNOWN };
+
+    /// Returns whether these are the limits of which the kernel says this.
+    fn are_as_shown(&self, now: &Contents<2048>) -> bool {
+        now.whole().is_some() && now.whole() == self.shown.whole()
+    }
+
+    /// Makes these the limits of now.
+    fn update(&mut self, files: &Files) {
+        let now = files.limits();
+        if !self.are_as_shown(&now) {
+            self.each = std::array::from_fn(get_limit);
+            self.shown = now;
+        }
+    }
+}
+
 /// A number that the kernel keeps for this process or thread.
 struct Attribute {
     name: &'static str,
@@ -67,9 +94,7 @@ const DUMPABLE: usize = 1;
 pub(crate) struct Attributes {
     directory: Option<Directory>,
     umask: Mode,
-    limits: [Limit; LIMITS],
-    /// What the kernel says of all limits at once, in full: while it says the same, they are the same.
-    limits_shown: Contents<2048>,
+    limits: Limits,
     numbers: [u64; ATTRIBUTES.len()],
     name: [u8; 16],
     /// How the name is shown, with signs for what cannot be printed.
@@ -107,15 +132,21 @@ impl Attributes {
         Self {
             directory: None,
             umask: Mode::empty(),
-            limits: [[0; 2]; LIMITS],
-            limits_shown: Contents::UNKNOWN,
+            limits: Limits::UNKNOWN,
             numbers: [0; 5],
             name: [0; 16],
             name_shown: None,
         }
     }
 
-    pub(crate) fn capture(&mut self, keepers: &mut Keepers, files: &Files) -> Result<()> {
+    /// Remembers what there is now. `limits` are those of an earlier capture, and become those of now; `status` is what the kernel shows.
+    pub(crate) fn capture(
+        &mut self,
+        keepers: &mut Keepers,
+        files: &Files,
+        limits: &mut Limits,
+        status: &Status,
+    ) -> Result<()> {
         let here = current_directory();
         if here.is_none() || self.directory.as_ref().map(|directory| directory.identity) != here {
             self.clear(keepers);
@@ -137,13 +168,11 @@ impl Attributes {
         }
         self.umask = rustix::process::umask(Mode::empty());
         rustix::process::umask(self.umask);
-        for (which, limit) in self.limits.iter_mut().enumerate() {
-            *limit = get_limit(which);
-        }
-        self.limits_shown = files.limits();
+        limits.update(files);
+        self.limits.clone_from(limits);
         self.numbers = ATTRIBUTES.map(|attribute| (attribute.get)());
         self.name = thread_name();
-        self.name_shown = shown_name(&files.status());
+        self.name_shown = shown_name(status);
         Ok(())
     }
 
@@ -176,14 +205,13 @@ impl Attributes {
     ) -> std::result::Result<(), Leftover> {
         if bounded {
             // What is in its way is found below.
-            set_limit(libc::RLIMIT_DATA as usize, &self.limits[libc::RLIMIT_DATA as usize]);
+            set_limit(libc::RLIMIT_DATA as usize, &self.limits.each[libc::RLIMIT_DATA as usize]);
         }
         let now = files.map_or(Contents::UNKNOWN, Files::limits);
-        let before = &self.limits_shown;
-        if now.whole().is_some() && now.whole() == before.whole() {
+        if self.limits.are_as_shown(&now) {
             return Ok(());
         }
-        for (which, limit) in self.limits.iter().enumerate() {
+        for (which, limit) in self.limits.each.iter().enumerate() {
             if get_limit(which) != *limit && !set_limit(which, limit) {
                 return Err(Leftover::Limit(i32::try_from(which).unwrap_or(0)));
             }

@@ -6,7 +6,7 @@
 //! `setup_rt_frame`), and otherwise for SIGCHLD alone (`SA_NOCLDWAIT`, `SA_NOCLDSTOP`: `do_notify_parent`,
 //! `do_notify_parent_cldstop`). So these are asked about: what is to be caught, since one handler may have taken another's
 //! place; SIGCHLD; and what is not in the state that it is to be in. What sigaction(2) tells of the flags of the others
-//! stays as it was set.
+//! stays as it was set. Once all were asked about, a later capture asks about the same ones alone.
 
 use orrery_sys::signals::{self, Action, AlternateStack, LAST, Mask};
 
@@ -29,13 +29,19 @@ impl Signals {
         stack: AlternateStack::NONE,
     };
 
-    pub(crate) fn capture(&mut self) {
+    /// Returns those of now. `before` are those of an earlier capture, if there was one, and `shown` is what the kernel shows of all
+    /// signals now.
+    pub(crate) fn now(before: Option<&Self>, shown: Option<Shown>) -> Self {
+        let mut now = *before.unwrap_or(&Self::NONE);
         for signal in changeable() {
-            if let Ok(action) = signals::action(signal) {
-                self.actions[index(signal)] = action;
+            if (before.is_none() || now.is_doubtful(signal, shown))
+                && let Ok(action) = signals::action(signal)
+            {
+                now.actions[index(signal)] = action;
             }
         }
-        self.stack = signals::alternate_stack();
+        now.stack = signals::alternate_stack();
+        now
     }
 
     /// Returns whether only a question about `signal` itself tells whether it has its disposition, where these are `shown`.

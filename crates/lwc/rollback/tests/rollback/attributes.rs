@@ -88,6 +88,53 @@ pub(crate) fn each_disposition_comes_back_alone() {
     }
 }
 
+/// What an earlier run found is not what a later one puts back, where the program has changed it meanwhile.
+pub(crate) fn what_the_program_changes_between_runs_comes_back() {
+    use orrery_sys::signals::{Action, action, set_action};
+    extern "C" fn other(_: i32) {}
+    const RESTORER: usize = 0x0400_0000;
+    let usual = |handler: usize| Action {
+        handler,
+        flags: RESTORER,
+        restorer: orrery_sys::signals::restorer as *const () as usize,
+        mask: 0,
+    };
+    let (handler, other) = (give_up as *const () as usize, other as *const () as usize);
+    let wanted = |handler| Action { mask: 1 << 9, ..usual(handler) };
+    let mut rollback = rollback();
+    let states = [libc::SIG_DFL, libc::SIG_IGN, handler, other];
+    for signal in [libc::SIGUSR1, libc::SIGCHLD, libc::SIGRTMAX()] {
+        for (at_first, then) in states.into_iter().flat_map(|one| states.map(|then| (one, then))) {
+            for state in [at_first, then] {
+                // SAFETY: the handlers are functions of that kind, and call what they may call there.
+                unsafe { set_action(signal, &wanted(state)) }.unwrap();
+                for change in states {
+                    // SAFETY: as before.
+                    rollback.run(|| unsafe { set_action(signal, &usual(change)) }.unwrap()).unwrap();
+                    let now = action(signal).unwrap();
+                    assert_eq!(now.handler, state, "signal {signal}, {at_first:x}, {then:x}, {change:x}");
+                    if state != libc::SIG_DFL && state != libc::SIG_IGN {
+                        assert_eq!(now, wanted(state));
+                    }
+                }
+            }
+        }
+    }
+    for soft in [1 << 30, (1 << 30) - 1, 1 << 30] {
+        let set = |soft| {
+            let limit = libc::rlimit { rlim_cur: soft, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: reads the limit.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        };
+        set(soft);
+        rollback.run(|| set(7)).unwrap();
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: writes to the limit.
+        unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+        assert_eq!(limit.rlim_cur, soft);
+    }
+}
+
 /// Each limit changes alone; so do the mask for new files and the name, which are shown among many other things.
 pub(crate) fn each_limit_umask_and_name_come_back_alone() {
     let limit = |which: u32| {

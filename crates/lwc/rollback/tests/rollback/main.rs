@@ -60,6 +60,7 @@ orrery_testing::cases![
     descriptors::an_exempt_descriptor_stays,
     attributes::dispositions_and_masks_come_back,
     attributes::each_disposition_comes_back_alone,
+    attributes::what_the_program_changes_between_runs_comes_back,
     attributes::each_limit_umask_and_name_come_back_alone,
     attributes::blocked_signals_do_not_leak,
     attributes::timers_come_back,
