@@ -85,7 +85,7 @@ pub fn serve() -> Result<bool> {
         "dlmopen" => namespaces(library, count)?,
         // SAFETY: for these ways, `measure` is given what `wasm::compiled` returned.
         "wasmtime" => unsafe { wasm::taken(Way::Wasm, library, count) }?,
-        // SAFETY: as above.
+        // SAFETY: so it is for this one.
         "wasmtime, pooled" => unsafe { wasm::taken(Way::WasmPool, library, count) }?,
         _ => processes(library, count)?,
     };

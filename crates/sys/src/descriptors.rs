@@ -104,7 +104,7 @@ mod tests {
     fn a_number_that_no_file_has_is_no_error() {
         let (ours, theirs) = std::io::pipe().unwrap();
         let ours = VerifiedFd::new(ours.into()).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the number is a pipe's that nobody uses afterwards.
         assert_eq!(unsafe { libc::close(ours.unverified().as_raw_fd()) }, 0);
         assert_eq!(ours.verified().unwrap_err(), Errno::BADF);
         drop((ours, theirs));

@@ -9,10 +9,10 @@
 //!
 //! Where that cannot be, as in a static program or where the code is not shared, it is made to perform two system calls, with
 //! the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (where that is
-//! copied, make it executable). The image's data, its settings and the policy's table are written at once. It stops at the end of its `execve` then, and
-//! behind each of the two calls. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so
-//! makes a thread that ignores the signal (handlers are gone by then) receive it from then on. Who ignores it is
-//! stopped before its calls, too, which needs no signal.
+//! copied, make it executable). The image's data, its settings and the policy's table are written at once. It stops at
+//! the end of its `execve` then, and behind each of the two calls. The kernel stops a thread behind a call by a SIGTRAP which
+//! it forces on it, and so makes a thread that ignores the signal (handlers are gone by then) receive it from then on. Who
+//! ignores it is stopped before its calls, too, which needs no signal.
 
 mod at_exec;
 pub(crate) mod attach;
@@ -150,25 +150,36 @@ fn prepare(
     };
     let maps = Maps::of_new(puppet.tracee.pid()).map_err(failed)?;
     let load = Load::new(puppet.tracee.pid(), image, settings).map_err(failed)?;
-    let arranged = match at_exec::begin(&mut puppet, &maps, &load, home, settings).map_err(failed)? {
-        at_exec::Outcome::Begun(placed, result) => {
-            begun(&mut puppet, &placed, precise(settings), home, result)
-        }
-        outcome => {
-            if matches!(outcome, at_exec::Outcome::Impossible) {
-                // To the end of the execve, which would overwrite rax.
-                puppet.run_to_call().map_err(failed)?;
-                puppet.registers = puppet.tracee.registers().map_err(failed)?;
-                puppet.registers.orig_rax = u64::MAX;
-            }
-            puppet.find_gadget(&maps).map_err(failed)?;
-            arrange(&mut puppet, &maps, &load, home, settings, Begin::Program).map(drop)
-        }
-    };
+    let placed = place(&mut puppet, &maps, &load, home, settings);
+    // Whatever became of it, the program begins as the kernel meant it to.
     puppet.uncover().map_err(failed)?;
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
-    arranged.map_err(failed)?;
+    placed.map_err(failed)?;
     Ok(puppet.late)
+}
+
+/// Puts the image there and has it begin: in one go, or step by step.
+fn place(
+    puppet: &mut Puppet<'_>,
+    maps: &Maps,
+    load: &Load<'_>,
+    home: &Home<'_>,
+    settings: &Settings,
+) -> io::Result<()> {
+    match at_exec::begin(puppet, maps, load, home, settings)? {
+        at_exec::Outcome::Begun(placed, result) => {
+            return begun(puppet, &placed, precise(settings), home, result);
+        }
+        at_exec::Outcome::Impossible => {
+            // To the end of the execve, which would overwrite rax.
+            puppet.run_to_call()?;
+            puppet.registers = puppet.tracee.registers()?;
+            puppet.registers.orig_rax = u64::MAX;
+        }
+        at_exec::Outcome::Failed => {}
+    }
+    puppet.find_gadget(maps)?;
+    arrange(puppet, maps, load, home, settings, Begin::Program).map(drop)
 }
 
 /// Returns whether programs may read `fs` without the kernel, and have the instruction that hashes it.

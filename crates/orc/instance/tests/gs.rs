@@ -224,7 +224,7 @@ fn a_library_is_refused_where_the_base_is_used() {
     unsafe { way.set(0x1000) };
     let error = Library::load(&path).unwrap_err();
     assert_eq!(way.get(), 0x1000);
-    // SAFETY: as above.
+    // SAFETY: none is loaded still.
     unsafe { way.set(0) };
     assert!(matches!(error, Error::BaseUsed { base: 0x1000, .. }), "{error}");
     assert!(error.to_string().contains("whose base is 0x1000 in this thread"), "{error}");

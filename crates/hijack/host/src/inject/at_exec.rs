@@ -37,7 +37,7 @@ pub(super) enum Outcome {
 /// Has a thread begin with an image that has just executed a program.
 ///
 /// # Errors
-/// Where the thread is not as it was, and cannot be made so.
+/// Where it is not known what is mapped in the process now: it is to go on as the program, without an executive.
 pub(super) fn begin(
     puppet: &mut Puppet<'_>,
     maps: &Maps,

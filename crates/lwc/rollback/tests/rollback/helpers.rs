@@ -49,7 +49,7 @@ pub(crate) fn a_killed_holder_is_fatal() {
     }
     let length = 64 << 20;
     let memory = map(length);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { memory.write_bytes(1, length) };
     // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
@@ -58,7 +58,7 @@ pub(crate) fn a_killed_holder_is_fatal() {
         unsafe { libc::dup2(libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY), 2) };
         let _ = rollback().run(|| {
             kill_sleepers();
-            // SAFETY: within the mapping.
+            // SAFETY: a part of the test's own mapping, to which nothing else refers.
             unsafe { memory.write(2) };
         });
         // SAFETY: ends the child.

@@ -50,7 +50,7 @@ fn total_mapped(maps: &[String]) -> usize {
 
 pub(crate) fn a_replaced_mapping_comes_back() {
     let a = map(64 << 10);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { a.write_bytes(1, 64 << 10) };
     let mut rollback = rollback();
     for _ in 0..3 {

@@ -46,7 +46,7 @@ pub(crate) fn what_the_program_does_between_runs_stays() {
 pub(crate) fn dropped_memory_comes_back() {
     let length = 8 << 20;
     let a = map(length);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { a.write_bytes(1, length) };
     // The data of the C library and of this program: private mappings of files.
     let mut rollback = rollback();
@@ -67,7 +67,7 @@ pub(crate) fn dropped_memory_comes_back() {
         });
         // Without its data the C library may well have crashed.
         assert!(matches!(outcome, Ok(Outcome::Returned | Outcome::Signaled { .. })), "{outcome:?}");
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         assert!(unsafe { std::slice::from_raw_parts(a, length) }.iter().all(|&byte| byte == 1));
         assert_eq!(format!("{:5.2}", std::hint::black_box(1.5)), " 1.50");
     }
@@ -91,7 +91,7 @@ pub(crate) fn huge_pages_come_back() {
                 libc::madvise(a.cast(), 4 << 20, libc::MADV_DONTNEED);
             })
             .unwrap();
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         assert!(unsafe { std::slice::from_raw_parts(a, length) }.iter().all(|&byte| byte == 1));
     }
 }
@@ -99,19 +99,19 @@ pub(crate) fn huge_pages_come_back() {
 pub(crate) fn a_large_process_is_held() {
     let length = 400 << 20;
     let memory = map(length);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
     for round in 0..3_u8 {
         rollback
-            // SAFETY: within the mapping.
+            // SAFETY: a part of the test's own mapping, to which nothing else refers.
             .run(|| unsafe {
                 for page in (0..length).step_by(1 << 20) {
                     memory.add(page + 4096 * round as usize).write(9);
                 }
             })
             .unwrap();
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
     let (statistics, restored) = rollback.statistics().unwrap();
@@ -161,19 +161,19 @@ pub(crate) fn hidden_images_work() {
 pub(crate) fn scattered_pages_come_back() {
     let length = 64 << 20;
     let memory = map(length);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
     for step in [8192, 12288, 4096] {
         rollback
             .run(|| {
                 for at in (0..length).step_by(step) {
-                    // SAFETY: within the mapping.
+                    // SAFETY: a part of the test's own mapping, to which nothing else refers.
                     unsafe { memory.add(at).write(2) };
                 }
             })
             .unwrap();
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
 }
@@ -202,7 +202,7 @@ fn squeeze(bytes: u64) -> Result<impl Drop, String> {
 pub(crate) fn freed_pages_come_back() {
     let length = 32 << 20;
     let memory = map(length);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
     // SAFETY: advice about the mapping, in which nothing lives.
@@ -226,10 +226,10 @@ pub(crate) fn freed_pages_come_back() {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let marked = rollup.lines().find_map(|line| line.strip_prefix("LazyFree:")).unwrap().trim().to_owned();
     assert_eq!(marked, "0 kB");
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     assert_eq!(rollback.run(|| {}), Ok(Outcome::Returned));
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
 }
 
@@ -250,7 +250,7 @@ pub(crate) fn swapped_pages_come_back() {
     }
     let length = 24 << 20;
     let memory = map(length);
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
     // SAFETY: advice about the mapping that changes no contents.
@@ -261,13 +261,13 @@ pub(crate) fn swapped_pages_come_back() {
     // Clean pages go out and come back as they were; dirty ones go out dirty and are restored all the same.
     out(0, 8 << 20);
     let run = rollback.run(|| {
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         unsafe { memory.add(4 << 20).write_bytes(2, 12 << 20) };
         out(4 << 20, 12 << 20);
         out(20 << 20, 2 << 20);
     });
     let swapped = std::fs::read_to_string("/proc/swaps").unwrap();
-    // SAFETY: within the mapping.
+    // SAFETY: a part of the test's own mapping, to which nothing else refers.
     let same = unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1);
     let again = rollback.run(|| {});
     let _ = Command::new("swapoff").arg(&path).status();
@@ -319,11 +319,11 @@ pub(crate) fn merged_pages_come_back() {
         rollback
             .run(|| {
                 std::thread::sleep(Duration::from_millis(60));
-                // SAFETY: within the mapping.
+                // SAFETY: a part of the test's own mapping, to which nothing else refers.
                 unsafe { memory.add(1 << 20).write_bytes(2, 1 << 20) };
             })
             .unwrap();
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
     println!("merged: {}", std::fs::read_to_string("/sys/kernel/mm/ksm/pages_sharing").unwrap());

@@ -72,7 +72,7 @@ pub(crate) fn kept_memory_stays() {
     rollback.run(|| {}).unwrap();
     rollback.keep_memory(memory.addr() + 4096, 8192).unwrap();
     for round in 1..4_u8 {
-        // SAFETY: within the mapping.
+        // SAFETY: a part of the test's own mapping, to which nothing else refers.
         rollback.run(|| unsafe { memory.write_bytes(round, 64 << 10) }).unwrap();
         // SAFETY: within the mapping, to which nobody writes while the slice lives.
         let bytes = unsafe { std::slice::from_raw_parts(memory, 64 << 10) };

@@ -176,7 +176,7 @@ pub(crate) fn runs_leave_nothing_behind() {
             std::mem::forget(hoard);
             if number.is_multiple_of(16) {
                 let fresh = map(1 << 20);
-                // SAFETY: within the mapping.
+                // SAFETY: a part of the test's own mapping, to which nothing else refers.
                 unsafe { fresh.write_bytes(1, 1 << 18) };
                 std::mem::forget(std::fs::File::open("/dev/null").unwrap());
             }

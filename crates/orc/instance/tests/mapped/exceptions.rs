@@ -89,7 +89,7 @@ fn objects_are_constructed_and_destroyed_in_each_instance() {
     let mut ended = 0;
     // SAFETY: the function has this type in the library's source, and the word outlives the instance.
     let note: unsafe extern "C" fn(*mut c_int) = unsafe { function(&one, c"note_end") };
-    // SAFETY: as above.
+    // SAFETY: the word outlives the instances, which write to it when they end.
     unsafe { note(&raw mut ended) };
     assert_eq!((call(&one, c"extend"), call(&one, c"extend"), call(&two, c"extend")), (6, 7, 6));
     assert_eq!((call(&one, c"living"), call(&two, c"living")), (2, 2));

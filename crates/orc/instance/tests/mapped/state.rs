@@ -76,7 +76,7 @@ fn constructors_and_destructors_run_in_each_mapping() {
     for (instance, end) in [(&one, &raw mut ends[0]), (&two, &raw mut ends[1])] {
         // SAFETY: the function has this type in the library's source; the word outlives the instance.
         let note: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { function(instance, c"note_end") };
-        // SAFETY: as above.
+        // SAFETY: the word outlives the instance, which writes to it when it ends.
         assert_eq!(unsafe { note(end) }, 0);
     }
     one.destroy().unwrap();

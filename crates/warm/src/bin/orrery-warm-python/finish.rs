@@ -209,7 +209,7 @@ fn drop_modules(python: &Python) {
     let Some(modules) = (unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }) else { return };
     for (name, module) in modules.entries_not_in(&python.pristine.modules) {
         drop(module);
-        // SAFETY: living objects.
+        // SAFETY: the objects are held meanwhile, and so is the interpreter.
         if unsafe { ffi::PyDict_DelItem(modules.pointer(), name.pointer()) } == -1 {
             object::clear();
         }
@@ -279,7 +279,7 @@ fn remove_modules(python: &Python, none: &Object) -> Vec<Object> {
     let new = modules.entries_not_in(&python.pristine.modules);
     let stage = &python.pristine.modules_half_gone;
     for (name, module) in &new {
-        // SAFETY: living objects.
+        // SAFETY: the objects are held meanwhile, and so is the interpreter.
         unsafe {
             if ffi::PyDict_SetItem(stage.pointer(), name.pointer(), module.pointer()) == -1 {
                 object::unraisable(None);
@@ -311,7 +311,7 @@ fn remove_modules(python: &Python, none: &Object) -> Vec<Object> {
         }
     }
     for name in others {
-        // SAFETY: living objects.
+        // SAFETY: the objects are held meanwhile, and so is the interpreter.
         if unsafe { ffi::PyDict_DelItem(stage.pointer(), name.pointer()) } == -1 {
             object::clear();
         }

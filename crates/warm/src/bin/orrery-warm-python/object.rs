@@ -201,7 +201,7 @@ impl Object {
     }
 
     pub(crate) fn set_attribute(&self, held: Held, name: &CStr, value: &Self) -> Result<()> {
-        // SAFETY: living objects.
+        // SAFETY: the objects are held meanwhile, and so is the interpreter.
         check(unsafe { ffi::PyObject_SetAttr(self.pointer(), held.word(name)?.pointer(), value.pointer()) })
     }
 
@@ -221,13 +221,13 @@ impl Object {
 
     /// Sets an item of a dictionary.
     pub(crate) fn set_item(&self, held: Held, key: &CStr, value: &Self) -> Result<()> {
-        // SAFETY: living objects.
+        // SAFETY: the objects are held meanwhile, and so is the interpreter.
         check(unsafe { ffi::PyDict_SetItem(self.pointer(), held.word(key)?.pointer(), value.pointer()) })
     }
 
     /// Removes an item of a dictionary, if it is there.
     pub(crate) fn remove_item(&self, held: Held, key: &CStr) {
-        // SAFETY: living objects.
+        // SAFETY: the objects are held meanwhile, and so is the interpreter.
         let removed = held
             .word(key)
             .is_ok_and(|key| unsafe { ffi::PyDict_DelItem(self.pointer(), key.pointer()) } == 0);

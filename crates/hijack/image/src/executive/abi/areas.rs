@@ -55,7 +55,7 @@ impl<T: Item, const N: usize> Areas<T, N> {
         // uses: then this does not go on.
         // SAFETY: a place of an area, which is never unmapped.
         let result = use_it(unsafe { &raw mut (*item).item });
-        // SAFETY: as above.
+        // SAFETY: the area is never unmapped, and its mark is atomic.
         unsafe { (*item).mark.store(0, Relaxed) };
         // A reader of the mark's address is to find the mark.
         compiler_fence(SeqCst);
@@ -129,7 +129,7 @@ mod tests {
 
     struct Room([u64; 100]);
 
-    // SAFETY: integers.
+    // SAFETY: made of integers, of which zero is one, and which nobody drops.
     unsafe impl Item for Room {
         const ZERO: Self = Self([0; 100]);
     }
@@ -152,7 +152,7 @@ mod tests {
             if depth > 0 {
                 nested(depth - 1);
             }
-            // SAFETY: as above.
+            // SAFETY: the area is this call's until the closure returns.
             assert!(unsafe { (*room).0 }.iter().all(|word| *word == depth as u64));
         };
         AREAS.with(use_it).unwrap();

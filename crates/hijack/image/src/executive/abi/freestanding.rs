@@ -37,7 +37,7 @@ fn panic(_: &PanicInfo<'_>) -> ! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut u8 {
-    // SAFETY: by the caller.
+    // SAFETY: so many bytes can be read and written at the caller's pointers, and do not overlap: see memcpy(3).
     unsafe {
         asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") length => _,
             options(nostack, preserves_flags));
@@ -61,7 +61,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, length: usize) -> *mu
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut u8, byte: i32, length: usize) -> *mut u8 {
-    // SAFETY: by the caller.
+    // SAFETY: so many bytes can be written at the caller's pointer: see memset(3).
     unsafe {
         asm!("rep stosb", inout("rdi") to => _, inout("rcx") length => _, in("al") byte as u8,
             options(nostack, preserves_flags));
@@ -72,7 +72,7 @@ unsafe extern "C" fn memset(to: *mut u8, byte: i32, length: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, length: usize) -> i32 {
     for index in 0..length {
-        // SAFETY: by the caller.
+        // SAFETY: so many bytes can be read at the caller's pointers: see memcmp(3).
         let (a, b) = unsafe { (a.add(index).read_volatile(), b.add(index).read_volatile()) };
         if a != b {
             return i32::from(a) - i32::from(b);
@@ -83,7 +83,7 @@ unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, length: usize) -> i32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, length: usize) -> i32 {
-    // SAFETY: by the caller.
+    // SAFETY: so many bytes can be read at the caller's pointers: see bcmp(3).
     unsafe { memcmp(a, b, length) }
 }
 

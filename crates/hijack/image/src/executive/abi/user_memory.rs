@@ -100,7 +100,7 @@ pub(crate) unsafe fn read_beside<T: Copy>(stack: u64, from: u64) -> Result<T, i6
         // SAFETY: the page is there, by that.
         return Ok(unsafe { core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned() });
     }
-    // SAFETY: by the caller.
+    // SAFETY: any bytes are a valid `T` (# Safety).
     unsafe { read(from) }
 }
 
@@ -128,7 +128,7 @@ pub(crate) unsafe fn write_beside<T: Copy>(stack: u64, to: u64, value: T) -> Res
         unsafe { core::ptr::with_exposed_provenance_mut::<T>(to as usize).write_unaligned(value) };
         return Ok(());
     }
-    // SAFETY: by the caller.
+    // SAFETY: the program has asked for this to be written there (# Safety).
     unsafe { write(to, value) }
 }
 

@@ -101,7 +101,7 @@ fn in_stub(registers: &mut Registers) -> Option<()> {
 /// # Safety
 /// It is there.
 pub(super) unsafe fn word(at: u64) -> u64 {
-    // SAFETY: by the caller.
+    // SAFETY: eight bytes can be read there (# Safety), aligned or not.
     unsafe { core::ptr::with_exposed_provenance::<u64>(at as usize).read_unaligned() }
 }
 

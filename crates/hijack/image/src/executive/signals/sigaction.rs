@@ -204,7 +204,7 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
         // The supervisor that this was for is gone.
         return;
     }
-    // SAFETY: by the caller.
+    // SAFETY: `info` is what the kernel gave the handler that calls this (# Safety).
     if code != SYS_SECCOMP && unsafe { held_sigsys::keep(info) } {
         return;
     }
