@@ -389,8 +389,7 @@ fn a_reader_that_leaves_is_no_error() {
 fn with_program(name: &str, script: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(name);
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    orrery_testing::write_program(&program, script);
     let mut command = doctor();
     command.env("PATH", folder.path());
     report(command)

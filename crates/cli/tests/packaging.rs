@@ -114,7 +114,10 @@ fn an_unpacked_archive_has_its_links_and_not_what_was_built() {
     for place in ["packaging", "target"] {
         fs::create_dir(top.join(place)).unwrap();
     }
-    fs::copy(orrery_testing::root().join("packaging/sources"), top.join("packaging/sources")).unwrap();
+    orrery_testing::copy_program(
+        orrery_testing::root().join("packaging/sources"),
+        top.join("packaging/sources"),
+    );
     for file in ["a file", "target/built"] {
         fs::write(top.join(file), "").unwrap();
     }

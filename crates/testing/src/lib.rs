@@ -84,3 +84,18 @@ pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     let copied = Command::new("cp").arg("--").args([from, to]).status().is_ok_and(|status| status.success());
     assert!(copied, "copy {} to {}", from.display(), to.display());
 }
+
+/// Writes a script that will be started by its name, with the rights 0755; by another process, as [`copy_program`] says.
+///
+/// # Panics
+/// If it cannot be written.
+pub fn write_program(path: impl AsRef<Path>, text: &str) {
+    let path = path.as_ref();
+    let written = (|| {
+        let script = r#"cat > "$0" && chmod 755 "$0""#;
+        let mut shell = Command::new("sh").args(["-c", script]).arg(path).stdin(Stdio::piped()).spawn()?;
+        shell.stdin.take().map_or(Ok(()), |mut input| input.write_all(text.as_bytes()))?;
+        shell.wait()
+    })();
+    assert!(written.is_ok_and(|status| status.success()), "write {}", path.display());
+}

@@ -502,15 +502,11 @@ fn it_serves_as_the_interpreter_of_a_first_line() {
     let scratch = tempfile::tempdir().unwrap();
     let script = scratch.path().join("tool");
     let client = orrery_testing::built("orrery");
-    fs::write(
-        &script,
-        format!(
-            "#!/usr/bin/env -S {} warm run\nimport sys; print(sys.argv[1:], sys.stdin.read())\n",
-            client.display()
-        ),
-    )
-    .unwrap();
-    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let text = format!(
+        "#!/usr/bin/env -S {} warm run\nimport sys; print(sys.argv[1:], sys.stdin.read())\n",
+        client.display()
+    );
+    orrery_testing::write_program(&script, &text);
     let mut command = Command::new(&script);
     common::settle_environment(&mut command).env("ORRERY_WARM", server.socket()).args(["--flag", "x"]);
     let warm = ran(&mut command, b"in");

@@ -5,7 +5,6 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -29,11 +28,6 @@ fn refused(named: &str) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn executable(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-}
-
 #[test]
 fn an_interpreter_that_is_not_the_one_named_is_refused() {
     let directory = tempfile::tempdir().unwrap();
@@ -41,11 +35,14 @@ fn an_interpreter_that_is_not_the_one_named_is_refused() {
     assert!(refused("/nonexistent/python3").contains("cannot start the interpreter /nonexistent/python3"));
     assert!(refused(&path("")).contains("cannot start the interpreter"));
     assert!(refused("no-such-python").contains("cannot find the interpreter no-such-python in PATH"));
-    executable(Path::new(&path("old")), "#!/bin/sh\nprintf '2.7.18 (default)'\n");
+    orrery_testing::write_program(path("old"), "#!/bin/sh\nprintf '2.7.18 (default)'\n");
     let said = refused(&path("old"));
     assert!(said.contains("is Python 2.7.18 (default), and this build of orrery has 3"), "{said}");
     assert!(said.contains("PYO3_PYTHON"), "{said}");
-    executable(Path::new(&path("broken")), "#!/bin/sh\necho 'no module named encodings' >&2; exit 1\n");
+    orrery_testing::write_program(
+        path("broken"),
+        "#!/bin/sh\necho 'no module named encodings' >&2; exit 1\n",
+    );
     assert!(refused(&path("broken")).contains("no module named encodings"));
     // Those of this machine that are other builds.
     let home = std::env::var_os("HOME").unwrap_or_default();

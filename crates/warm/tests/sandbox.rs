@@ -79,9 +79,7 @@ fn furnish(scratch: &Path) {
     }
     fs::write(scratch.join("outside/file"), "precious").unwrap();
     fs::write(scratch.join("readable/file"), "public").unwrap();
-    fs::write(scratch.join("readable/tool"), "#!/bin/sh\n").unwrap();
-    fs::set_permissions(scratch.join("readable/tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
-        .unwrap();
+    orrery_testing::write_program(scratch.join("readable/tool"), "#!/bin/sh\n");
 }
 
 fn walled(way: Way, namespaces: bool, options: &[&str]) -> Server {

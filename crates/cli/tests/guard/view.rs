@@ -49,7 +49,7 @@ impl Covered {
         let base = root.path().to_owned();
         fs::create_dir(base.join("work")).unwrap();
         fs::write(base.join("secret"), "SECRET").unwrap();
-        fs::write(base.join("tool"), "#!/bin/sh\necho OUT\n").unwrap();
+        orrery_testing::write_program(base.join("tool"), "#!/bin/sh\necho OUT\n");
         fs::write(base.join("policy.toml"), POLICY.replace("BASE", base.to_str().unwrap())).unwrap();
         for (name, mode) in [("", 0o777), ("work", 0o777), ("secret", 0o666), ("tool", 0o777)] {
             fs::set_permissions(base.join(name), fs::Permissions::from_mode(mode)).unwrap();

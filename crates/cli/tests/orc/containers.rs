@@ -46,7 +46,7 @@ fn plant_files(directory: &Path, files: &[(&Path, &str)]) {
     for (file, path) in files {
         let to = root.join(&path[1..]);
         fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(file, &to).unwrap();
+        orrery_testing::copy_program(file, &to);
     }
     let spec = Command::new("runc").args(["spec", "--bundle"]).arg(directory).status().unwrap();
     assert!(spec.success());
@@ -144,8 +144,7 @@ fn containers_of_an_engine_share_their_files() {
         env!("CARGO_BIN_EXE_orrery"),
         directory.display()
     );
-    fs::write(&runtime, script).unwrap();
-    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
+    orrery_testing::write_program(&runtime, &script);
     let options = ["--runc-binary", runtime.to_str().unwrap()];
     let pids = [0, 1].map(|number| engine.run(&name(number), &root(number), &options).unwrap());
     for file in ["sleep", "libc.so.6"] {
@@ -536,8 +535,7 @@ fn containers_of_podman_have_trees() {
         env!("CARGO_BIN_EXE_orrery"),
         work.path().join("content").display()
     );
-    fs::write(&runtime, script).unwrap();
-    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
+    orrery_testing::write_program(&runtime, &script);
     let runtime = runtime.to_str().unwrap();
     let started = [0, 1].map(|number| podman.run(&name(number), runtime, &root(number)).unwrap());
     let can_share = !started.iter().any(|(_, said)| said.contains("immutable"));

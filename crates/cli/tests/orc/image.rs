@@ -1,7 +1,7 @@
 //! Images of trees: that they have what the trees have, and that what goes wrong leaves none.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -50,8 +50,7 @@ fn assert_fails(trees: &Trees, output: &Output, message: &str) {
 fn stand_in(script: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = directory.path().join("mkfs.erofs");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    orrery_testing::write_program(&path, &format!("#!/bin/sh\n{script}\n"));
     directory
 }
 

@@ -201,7 +201,7 @@ fn static_programs_share_their_code() {
     }
     let other = trees.path("trees/again");
     fs::create_dir_all(&other).unwrap();
-    fs::copy(tree.join("program"), other.join("program")).unwrap();
+    orrery_testing::copy_program(tree.join("program"), other.join("program"));
     if !trees.make(&[], &[&tree, &other]) {
         return;
     }

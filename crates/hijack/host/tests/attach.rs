@@ -389,7 +389,7 @@ fn ordinary_users_attach_to_their_own_processes_only() {
     let directory = tempfile::tempdir().unwrap();
     // Other users may not be able to enter the place where it was built.
     let orrery = directory.path().join("orrery");
-    fs::copy(*ORRERY, &orrery).unwrap();
+    orrery_testing::copy_program(*ORRERY, &orrery);
     fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let program = Running::attentive(&directory);
     let Some(mut command) = as_other_user(&orrery) else { return };

@@ -102,7 +102,6 @@ fn describe(status: ExitStatus) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
     use std::time::Instant;
 
     use super::*;
@@ -111,8 +110,7 @@ mod tests {
     fn compiled_by(script: &str, patience: Duration) -> String {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("compiler");
-        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        orrery_testing::write_program(&program, &format!("#!/bin/sh\n{script}\n"));
         let shown = program.display().to_string();
         compile_by(&program, b"(module)", patience).unwrap_err().replace(&shown, "PROGRAM")
     }

@@ -133,8 +133,7 @@ fn a_helper_is_asked_for_passwords() {
     let script = format!(
         "#!/bin/sh\nread -r host\n[ \"$1 $host\" = \"get $HOST\" ] || exit 1\nprintf '{{\"Username\":\"ali\",\"Secret\":\"{PASSWORD}\"}}'\n"
     );
-    fs::write(&helper, script).unwrap();
-    fs::set_permissions(&helper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    orrery_testing::write_program(&helper, &script);
     let served = Served::tree(&[]);
     let fake = Fake::new(move |request| match request.header("authorization") {
         None => status(401, "www-authenticate: Basic realm=\"x\"\r\n", b""),
