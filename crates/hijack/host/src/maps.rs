@@ -141,16 +141,29 @@ mod tests {
         assert_eq!(code("7f12-7f34 rwxp 00001000 fe:00 1234                       /usr/bin/x"), []);
     }
 
+    /// Another process is looked at, in which nobody maps anything meanwhile.
     #[test]
     fn the_query_returns_what_the_table_has() {
-        let _alone = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let pid = rustix::process::getpid();
-        let text = fs::read("/proc/self/maps").unwrap();
+        use std::io::{Read as _, Write as _};
+        use std::process::{Command, Stdio};
+        let mut cat = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut input, mut output) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
+        input.write_all(b"x").unwrap();
+        output.read_exact(&mut [0]).unwrap();
+        let text = fs::read(format!("/proc/{}/maps", cat.id())).unwrap();
+        let queried = Maps::queried(Pid::from_child(&cat));
+        drop(input);
+        assert!(cat.wait().unwrap().success());
         let parsed = Maps::parsed(&text);
-        assert!(!parsed.code.is_empty());
-        // SAFETY: the call takes no pointer.
-        assert_eq!(parsed.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
-        match Maps::queried(pid) {
+        assert!(parsed.code.len() >= 3 && parsed.vdso.is_some(), "{parsed:x?}");
+        let last = parsed.code.last().unwrap();
+        let is_there = |at: u64| {
+            let at = usize::try_from(at).unwrap();
+            maps::entries(&text).any(|entry| entry.range.contains(at))
+        };
+        assert!((parsed.last_begins..last.end).step_by(PAGE).all(is_there), "{parsed:x?}");
+        assert!(!is_there(parsed.last_begins - 1), "{parsed:x?}");
+        match queried {
             Ok(queried) => assert_eq!(queried, parsed),
             Err(error) => orrery_testing::skipped!("no PROCMAP_QUERY: {error}"),
         }
