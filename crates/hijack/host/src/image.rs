@@ -21,8 +21,8 @@ pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// An image, as it is in memory that begins at address zero.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// What is the same wherever it is, in whole pages, with all of its code: parts of the ELF file, and where they are. Between them are
-    /// zeros.
+    /// What is the same wherever it is, in whole pages, with all of its code: parts of the ELF file, and where they are, with zeros
+    /// between them.
     shared: Vec<(usize, &'static [u8])>,
     /// How many bytes these are.
     shared_length: usize,
@@ -153,9 +153,10 @@ impl Image {
 
     /// Returns what follows the shared bytes at an address, with room behind it up to `end`, and the entries there.
     pub(crate) fn placed(&self, base: u64, end: usize) -> (Vec<u8>, Entries) {
-        let mut bytes = Vec::with_capacity(end.saturating_sub(self.shared_length).max(self.bytes.len()));
+        let length = end.saturating_sub(self.shared_length).max(self.bytes.len());
+        let mut bytes = Vec::with_capacity(length);
         bytes.extend_from_slice(&self.bytes);
-        bytes.resize(bytes.capacity(), 0);
+        bytes.resize(length, 0);
         for (at, addend) in &self.relative {
             let at = at - self.shared_length;
             bytes[at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());

@@ -151,7 +151,7 @@ fn prepare(
     let maps = Maps::of_new(puppet.tracee.pid()).map_err(failed)?;
     let load = Load::new(puppet.tracee.pid(), image, settings).map_err(failed)?;
     let placed = place(&mut puppet, &maps, &load, home, settings);
-    // Whatever became of it, the program begins as the kernel meant it to.
+    // With an executive or without, the program starts with the registers that the kernel gave it.
     puppet.uncover().map_err(failed)?;
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
     placed.map_err(failed)?;
@@ -168,7 +168,12 @@ fn place(
 ) -> io::Result<()> {
     match at_exec::begin(puppet, maps, load, home, settings)? {
         at_exec::Outcome::Begun(placed, result) => {
-            return begun(puppet, &placed, precise(settings), home, result);
+            let concluded = begun(puppet, &placed, precise(settings), home, result);
+            if concluded.is_err() {
+                puppet.find_gadget(maps)?;
+                unmap(puppet, &placed, load)?;
+            }
+            return concluded;
         }
         at_exec::Outcome::Impossible => {
             // To the end of the execve, which would overwrite rax.
@@ -323,7 +328,7 @@ struct Placed {
     user: u64,
     /// [`Image::shared`], where these bytes are not.
     copied: Vec<u8>,
-    /// What follows them.
+    /// The bytes of the image that follow these.
     bytes: Vec<u8>,
     entries: Entries,
 }
@@ -347,9 +352,14 @@ fn arrange(
     let placed = load.placed(base, puppet, maps, home, settings);
     let result = furnish(puppet, &placed, load, home, settings, begin);
     if result.is_err() {
-        puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
+        unmap(puppet, &placed, load)?;
     }
     result.map(|()| placed.entries)
+}
+
+/// Takes away an image that has not begun.
+fn unmap(puppet: &mut Puppet<'_>, placed: &Placed, load: &Load<'_>) -> io::Result<()> {
+    puppet.call(libc::SYS_munmap, [placed.base, load.length(), 0, 0, 0, 0]).map(drop)
 }
 
 fn furnish(

@@ -24,11 +24,11 @@ const MOST_BYTES: usize = 64 << 10;
 /// `mov eax, 30` (shmat), `syscall`, `ret`.
 const WORD: [u8; 8] = [0xb8, 30, 0, 0, 0, 0x0f, 0x05, 0xc3];
 
-/// How it went.
+/// What became of an attempt.
 pub(super) enum Outcome {
     /// Nothing was done: the thread stands where it stood.
     Impossible,
-    /// It did not work. The thread has left its `execve`, and nothing else has changed.
+    /// The image has no room there. The thread has left its `execve`, and nothing else has changed.
     Failed,
     /// The image is there, and its beginning has returned this.
     Begun(Placed, io::Result<u64>),
@@ -74,22 +74,19 @@ pub(super) fn begin(
         Ok(_) => None,
         Err(error) => error.raw_os_error(),
     };
-    // EACCES asks as whom the program acts.
-    if result.is_ok() || error == Some(libc::EACCES) {
-        // The program's first instruction is back since the image began.
+    if matches!(error, None | Some(libc::EACCES)) {
+        // The image's beginning has answered, so the program's first instruction is back.
         puppet.covered = None;
         return Ok(Outcome::Begun(placed, result));
     }
-    let is_there = puppet.tracee.registers()?.rip != placed.entries.load;
+    let never_attached = puppet.tracee.registers()?.rip == placed.entries.load;
     puppet.uncover()?;
-    if is_there {
+    if error == Some(NOT_LOADED) {
         puppet.find_gadget(maps)?;
-        if error == Some(NOT_LOADED) {
-            puppet.call(libc::SYS_shmdt, [base, 0, 0, 0, 0, 0])?;
-        } else {
-            puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
-        }
+        puppet.call(libc::SYS_shmdt, [base, 0, 0, 0, 0, 0])?;
         puppet.uncover()?;
+    } else if !never_attached {
+        return Ok(Outcome::Begun(placed, result));
     }
     Ok(Outcome::Failed)
 }

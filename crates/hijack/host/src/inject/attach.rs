@@ -82,15 +82,9 @@ fn furnish(
     home: &Home<'_>,
     settings: &Settings,
 ) -> Result<(), Refusal> {
+    let load = Load::new(puppet.tracee.pid(), image, settings)?;
     let stack = make_stack(puppet)?;
-    let arranged = arrange(
-        puppet,
-        maps,
-        &Load::new(puppet.tracee.pid(), image, settings)?,
-        home,
-        settings,
-        Begin::Running,
-    );
+    let arranged = arrange(puppet, maps, &load, home, settings, Begin::Running);
     if let Ok(entries) = &arranged {
         for other in others {
             let blocked = if other.mask & SIGSYS_BIT == 0 { 0 } else { boot::SIGSYS_BLOCKED };

@@ -10,8 +10,8 @@ use crate::executive::abi::pool::{Item, Pool};
 use crate::executive::abi::signal_frame::Context;
 use crate::executive::abi::syscall::ENOMEM;
 
-/// Who has a slot: a thread, whose child does not run yet, or is not to be known. No thread has this number; a child that runs is the
-/// taker itself, since the takers of all slots are together, and looked at without a fault for each slot.
+/// The taker of a slot whose child does not run yet, or makes no calls of its own accord: no thread has this ID. A child that runs is the
+/// taker itself. The takers of all slots are in one page, so that looking for a child, or at a fork for any, touches no other.
 const PARENT: u32 = u32::MAX;
 /// A frame with AMX state has some 11 KiB.
 const FRAME: usize = 12 << 10;
