@@ -50,7 +50,7 @@ impl Orrery {
     ///
     /// Arguments are built for the command that is given alone. Help and errors, which may be about others, are those of the
     /// command line that is built as a whole.
-    fn of_words() -> Self {
+    fn from_command_line() -> Self {
         Self::try_parse().unwrap_or_else(|error| {
             if error.kind() == ErrorKind::DisplayVersion {
                 error.exit();
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
         // A client has nothing to log, and needs no log.
         return end(warm::run_program(client.arguments));
     }
-    let arguments = Orrery::of_words();
+    let arguments = Orrery::from_command_line();
     log::start(&arguments.log);
     let result = match arguments.command {
         Command::Debug(arguments) => debug::run(&arguments),

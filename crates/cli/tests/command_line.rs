@@ -36,6 +36,30 @@ fn options_after_the_program_are_the_programs() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "--policy -e\n", "{}", stderr(&output));
 }
 
+/// What a command is for is known only when its arguments are built, which is done for the one that is given alone.
+#[test]
+fn help_says_of_each_command_what_it_is_for() {
+    for words in
+        [&["--help"][..], &["-h"], &["help"], &["orc", "--help"], &["help", "vault"], &["kimage", "-h"]]
+    {
+        let text = String::from_utf8(orrery(words).stdout).unwrap();
+        let commands: Vec<&str> = text
+            .lines()
+            .skip_while(|line| *line != "Commands:")
+            .skip(1)
+            .take_while(|line| !line.is_empty())
+            .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+            .collect();
+        assert!(commands.len() > 3, "{words:?}: {text}");
+        for line in commands {
+            assert!(line.split_ascii_whitespace().count() > 3, "{words:?}: {line}");
+        }
+    }
+    let nothing = orrery(&[]);
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(stderr(&nothing).contains("Run a program under an executive"), "{}", stderr(&nothing));
+}
+
 #[test]
 fn help_fits_the_terminal() {
     for command in [
