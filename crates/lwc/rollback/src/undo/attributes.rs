@@ -43,7 +43,7 @@ impl Files {
 /// The soft and the hard limit.
 type Limit = [u64; 2];
 
-/// All limits.
+/// Holds the limits of all resources.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     each: [Limit; LIMITS],

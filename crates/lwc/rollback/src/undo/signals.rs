@@ -29,8 +29,8 @@ impl Signals {
         stack: AlternateStack::NONE,
     };
 
-    /// Returns those of now. `before` are those of an earlier capture, if there was one, and `shown` is what the kernel shows of all
-    /// signals now.
+    /// Returns the dispositions of now. `before` has those of an earlier capture, if there was one; `shown` is what the kernel shows now
+    /// of all signals.
     pub(crate) fn now(before: Option<&Self>, shown: Option<Shown>) -> Self {
         let mut now = *before.unwrap_or(&Self::NONE);
         for signal in changeable() {
