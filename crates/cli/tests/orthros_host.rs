@@ -1,4 +1,5 @@
-//! `orrery orthros` and its host: a bridge that is there, a disk that is in use, the commands that the book tells.
+//! `orrery orthros` and its host: a bridge that is there, a disk that is in use, a guest that is asked at once, the commands that the book
+//! tells.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
@@ -11,6 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use orrery_orthros_host::{Pair, PairConfig, Service};
 use orrery_testing::Killed;
 use pairs::{ONE_PAIR, ORRERY, Up, cache, events, missing, orthros};
 
@@ -361,4 +363,31 @@ fn the_books_five_commands_carry_redis_over_a_panic() {
     assert_eq!(said(&after).trim(), "2");
     said("orrery orthros down --directory /var/lib/pair");
     assert!(!ip(&["netns", "list"]).contains(&network), "the network is gone");
+}
+
+/// What the host asks as soon as the service runs reaches the guest, which has just told of that.
+#[test]
+fn a_guest_hears_what_it_is_asked_at_once() {
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let mut pair = Pair::start(PairConfig {
+        directory: directory.path().to_owned(),
+        cache: cache(),
+        service: Service { argv: vec!["sleep".to_owned(), "1000".to_owned()], ..Service::default() },
+        memory_mib: 256,
+        cpus: 1,
+        silence: PATIENCE,
+        network: None,
+        disk: None,
+        append: String::new(),
+    })
+    .unwrap();
+    for _ in 0..2 {
+        pair.reboot().unwrap();
+        assert_eq!(pair.run(&["echo", "at once"]).unwrap().trim(), "at once");
+    }
 }

@@ -21,14 +21,15 @@ pub(crate) fn run() -> Result<()> {
     service.create_directories(disk::mount_point().as_deref())?;
     let init = pidns::start(&Job::Service(&service), || ())?;
     let (pid, _) = pidns::service(init).context("the service ended at once")?;
-    Control::open()?.send(&Report::Ready { pid })?;
+    let mut control = Control::open()?;
+    control.send(&Report::Ready { pid })?;
     changes.start(false);
-    serve(init)
+    serve(init, control)
 }
 
-/// Counts heartbeats and serves the host's requests, for the service in the PID namespace with this init process.
-pub(crate) fn serve(init: i32) -> Result<()> {
-    let mut control = Control::open()?;
+/// Counts heartbeats and serves the host's requests, for the service in the PID namespace with this init process. The host may have sent
+/// the first of them: what a port has received is gone when it is closed by the last that has it open.
+pub(crate) fn serve(init: i32, mut control: Control) -> Result<()> {
     let (physical, cpus) = heartbeat::start().context("cannot start the heartbeat")?;
     control.send(&Report::Heartbeats { physical, cpus })?;
     loop {

@@ -78,7 +78,7 @@ pub(crate) fn run() -> Result<()> {
                     ChangeMonitor::open()?.start(true);
                     restore::remove_images();
                     // From here on this guest is the active.
-                    return active::serve(init);
+                    return active::serve(init, control);
                 }
                 Err(error) => control.send_error(&error)?,
             },
