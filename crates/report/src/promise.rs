@@ -139,20 +139,22 @@ impl Promise {
             return Verdict::Unmeasured(format!("no record of case {:?}", self.case));
         }
         let value = if let Some(rival) = &self.rival {
-            of_case.iter().find(|record| record.rival_name == *rival).map(|record| record.ratio)
+            let Some(record) = of_case.iter().find(|record| record.rival_name == *rival) else {
+                return Verdict::Unmeasured(format!("no record beside {rival}"));
+            };
+            record.ratio
         } else {
             if let Some(record) = of_case.iter().find(|record| record.unit != self.bound.unit) {
                 return Verdict::Unmeasured(format!("the case is measured in {}", record.unit));
             }
             // Where not all rivals fit into memory together, ours was measured once beside each: the worst value decides.
             let values = of_case.iter().map(|record| record.ours);
-            values.reduce(if self.bound.at_least { f64::min } else { f64::max })
+            values.reduce(if self.bound.at_least { f64::min } else { f64::max }).unwrap_or(f64::NAN)
         };
         match value {
-            None => Verdict::Unmeasured(format!("no record beside {:?}", self.rival)),
-            Some(value) if value.is_nan() => Verdict::Unmeasured("the record holds no number".to_owned()),
-            Some(value) if self.bound.holds(value) => Verdict::Held(value),
-            Some(value) => Verdict::Broken(value),
+            _ if value.is_nan() => Verdict::Unmeasured("the record holds no number".to_owned()),
+            _ if self.bound.holds(value) => Verdict::Held(value),
+            _ => Verdict::Broken(value),
         }
     }
 }
@@ -243,7 +245,8 @@ mod tests {
         let elsewhere = Record { bench: "elsewhere".into(), ..record("fork", 1.0, 1.0) };
         let unmeasured = |verdict| matches!(verdict, Verdict::Unmeasured(_));
         assert!(unmeasured(promise("", "<= 25 us").judge(&[other, elsewhere])));
-        assert!(unmeasured(promise("spoon", ">= 1x").judge(&[record("fork", 1.0, 1.0)])));
+        let beside_others = promise("spoon", ">= 1x").judge(&[record("fork", 1.0, 1.0)]);
+        assert_eq!(beside_others, Verdict::Unmeasured("no record beside spoon".to_owned()));
         assert!(unmeasured(promise("", "<= 25 ms").judge(&[record("fork", 1.0, 1.0)])));
         let nothing = Record { ours: f64::NAN, ..record("fork", 1.0, 1.0) };
         assert!(unmeasured(promise("", "<= 25 us").judge(&[nothing])));
