@@ -75,7 +75,9 @@ impl Running {
 #[derive(Debug)]
 pub struct Store {
     _server: Running,
-    directory: TempDir,
+    /// Where it is. The host's secret, which it makes beside that, goes with the directory around both.
+    place: PathBuf,
+    _directory: TempDir,
 }
 
 impl Store {
@@ -89,36 +91,31 @@ impl Store {
     pub fn with(options: &[&str]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut command = Command::new(machine::program_directory()?.join("orrery"));
-        let place = Self::place(&directory);
+        let place = directory.path().join("store");
         command.args(["orc", "serve", "--directory"]).arg(&place).stdin(Stdio::null());
         command.args(options);
         terminate_with_parent(&mut command);
-        let store = Self { _server: Running(command.spawn().context("cannot start the store")?), directory };
+        let server = Running(command.spawn().context("cannot start the store")?);
+        let store = Self { _server: server, place, _directory: directory };
         let begin = Instant::now();
-        while Client::connect_to(&place).is_err() {
+        while Client::connect_to(&store.place).is_err() {
             ensure!(begin.elapsed() < Duration::from_secs(30), "the store does not answer");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(store)
     }
 
-    /// Where the store is: the host's secret, which it makes beside that, goes with the directory as well.
-    fn place(directory: &TempDir) -> PathBuf {
-        directory.path().join("store")
-    }
-
     /// Makes a command share through this store, as `orrery orc run` does it.
     pub fn share(&self, command: &mut Command) -> Result<()> {
-        let place = Self::place(&self.directory);
-        let auditor = orrery_orc_auditor::find(&place).context("cannot find the auditor")?;
-        command.env("ORRERY_ORC", place).env("LD_AUDIT", auditor);
+        let auditor = orrery_orc_auditor::find(&self.place).context("cannot find the auditor")?;
+        command.env("ORRERY_ORC", &self.place).env("LD_AUDIT", auditor);
         command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         Ok(())
     }
 
     /// Returns the bytes of memory of its objects.
     pub fn bytes(&self) -> Result<u64> {
-        let measured = measure(&Client::connect_to(&Self::place(&self.directory))?.report()?)?;
+        let measured = measure(&Client::connect_to(&self.place)?.report()?)?;
         Ok(measured.trust_domains.values().map(|saving| saving.stored).sum())
     }
 }

@@ -90,7 +90,8 @@ pub fn kdump() -> Result<Waited> {
     Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
 }
 
-/// The service, or, where there is a checkpoint of it, what waits beside it. Its number is one that is free then, too.
+/// The service. Where there is a checkpoint of it, only a process that holds its namespaces, into which criu restores it. Its PID is one
+/// that is free then, too.
 const CHECKPOINTED: &str = "\
 [ -e /data/last ] && exec sleep 100000
 echo 100 > /proc/sys/kernel/ns_last_pid
@@ -115,8 +116,8 @@ done > /dev/null 2>&1 &";
 const RESTORED: &str =
     "criu restore --restore-detached -D /data/$(cat /data/last) -W /run -o restore.log --tcp-close";
 
-/// Runs a script in the namespaces of the service, of which this is a program. Not below the service: that has a filter of system calls,
-/// which criu suspends, and the kernel refuses that to whoever has one.
+/// Runs a script in the namespaces of the service, to which `program` belongs. It is no child of the service: those inherit its filter of
+/// system calls, and the kernel lets no process with a filter suspend others', as criu does.
 fn run_beside(running: &mut Running, program: &str, script: &str) -> Result<()> {
     let enter = format!("exec nsenter -t $(pidof {program}) -m -p busybox sh -c '{script}'");
     running.pair.run(&["busybox", "sh", "-c", &enter])?;
