@@ -1,5 +1,4 @@
-//! `orrery orthros` and its host: a bridge that is there, a disk that is in use, a guest that is asked at once, the commands that the book
-//! tells.
+//! `orrery orthros` and its host: a bridge that is there, a disk that is in use, requests that come at once, the commands of the book.
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
@@ -365,7 +364,7 @@ fn the_books_five_commands_carry_redis_over_a_panic() {
     assert!(!ip(&["netns", "list"]).contains(&network), "the network is gone");
 }
 
-/// What the host asks as soon as the service runs reaches the guest, which has just told of that.
+/// A request that the host sends as soon as the guest has reported its service reaches the guest.
 #[test]
 fn a_guest_hears_what_it_is_asked_at_once() {
     if let Some(why) = missing(&[]) {

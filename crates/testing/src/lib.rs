@@ -85,7 +85,7 @@ pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(copied, "copy {} to {}", from.display(), to.display());
 }
 
-/// Writes a script that will be started by its name, with the rights 0755; by another process, as [`copy_program`] says.
+/// Writes a script that will be started by its name, with mode 0755. Another process writes it, for the reason that [`copy_program`] gives.
 ///
 /// # Panics
 /// If it cannot be written.

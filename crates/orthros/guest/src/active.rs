@@ -27,8 +27,10 @@ pub(crate) fn run() -> Result<()> {
     serve(init, control)
 }
 
-/// Counts heartbeats and serves the host's requests, for the service in the PID namespace with this init process. The host may have sent
-/// the first of them: what a port has received is gone when it is closed by the last that has it open.
+/// Counts heartbeats and serves the host's requests, for the service in the PID namespace with this init process.
+///
+/// `control` stays open since the service was reported: the host may have sent requests since, and what a serial port has received is lost
+/// when its last descriptor is closed.
 pub(crate) fn serve(init: i32, mut control: Control) -> Result<()> {
     let (physical, cpus) = heartbeat::start().context("cannot start the heartbeat")?;
     control.send(&Report::Heartbeats { physical, cpus })?;
